@@ -1,0 +1,192 @@
+"""Which devices this machine has, and what a replica's process must be told to use its own only.
+
+It looks at the environment it is given, at device files and at the affinity of the process, and
+never imports torch: everything here must be known before torch is first imported. It starts
+nothing and sets nothing itself.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from configs.errors import ConfigurationError, FieldError
+from configs.stage_config import ReplicaPlan, StageConfig
+
+DeviceKind = Literal["cuda", "cpu"]
+
+_NVIDIA_FILE: Final = re.compile(r"nvidia\d+\Z")
+_NOUNS: Final[Mapping[DeviceKind, str]] = {"cuda": "CUDA device", "cpu": "CPU core"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices this process may use; the number of a device is its place in the tuple.
+
+    Attributes:
+        cuda_devices: What CUDA_VISIBLE_DEVICES must hold for each GPU: its number or its UUID.
+        cpu_cores: The operating system's number of each core.
+    """
+
+    cuda_devices: tuple[str, ...]
+    cpu_cores: tuple[int, ...]
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What device numbers mean where a stage leaves it open: CUDA devices if there are any."""
+        return "cuda" if self.cuda_devices else "cpu"
+
+    @property
+    def count(self) -> int:
+        """Devices of that kind."""
+        return self.count_of(self.kind)
+
+    def count_of(self, kind: DeviceKind) -> int:
+        """Devices of the given kind."""
+        return len(self.cuda_devices if kind == "cuda" else self.cpu_cores)
+
+    def kind_for(self, stage: StageConfig) -> DeviceKind:
+        """What the device numbers of this stage mean on this machine."""
+        device = stage.engine_args.device
+        return self.kind if device == "auto" else device
+
+
+def detect_machine(environ: Mapping[str, str], device_folder: Path = Path("/dev")) -> Machine:
+    """Find the devices that this process may use.
+
+    CUDA devices are those of CUDA_VISIBLE_DEVICES if it is set, else one for each
+    /dev/nvidia<number>. Cores are those this process may run on. Ask before the environment or
+    the affinity of a replica is applied to the process, since both narrow the answer.
+
+    Raises:
+        ConfigurationError: CUDA_VISIBLE_DEVICES names a device twice.
+    """
+    return Machine(_cuda_devices(environ, device_folder), _cpu_cores())
+
+
+def check_machine(stages: Sequence[StageConfig], machine: Machine) -> None:
+    """Refuse stages that this machine cannot hold.
+
+    Raises:
+        ConfigurationError: A stage needs CUDA where there is none, names a device that the machine
+            does not have, or one that another stage has; all such places are named.
+    """
+    details: list[FieldError] = []
+    taken: dict[tuple[DeviceKind, int], int] = {}
+    for index, stage in enumerate(stages):
+        kind = machine.kind_for(stage)
+        faults = _absent(stage, kind, machine) or _shared(stage, kind, taken)
+        details.extend(FieldError(f"stages[{index}].{path}", fault) for path, fault in faults)
+        for device in stage.runtime.devices:
+            taken.setdefault((kind, device), index)
+    if details:
+        raise ConfigurationError.from_details(details, "this machine does not fit the stage file")
+
+
+def device_environment(plan: ReplicaPlan, machine: Machine) -> dict[str, str]:
+    """Return the variables that a replica's process must have before torch is imported.
+
+    They are those of `runtime.env`, and CUDA_VISIBLE_DEVICES, empty for a replica on CPU cores.
+    Such a one also gets as many threads as it has cores, unless `runtime.env` says otherwise.
+    """
+    if machine.kind_for(plan.stage) == "cuda":
+        visible = ",".join(machine.cuda_devices[device] for device in plan.devices)
+        return {**plan.stage.runtime.env, "CUDA_VISIBLE_DEVICES": visible}
+    threads = str(len(plan.devices))
+    return {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        **plan.stage.runtime.env,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def core_affinity(plan: ReplicaPlan, machine: Machine) -> frozenset[int]:
+    """Return the operating system's numbers of the cores a replica is to be pinned to.
+
+    Empty for a replica on CUDA devices, which is not pinned.
+    """
+    if machine.kind_for(plan.stage) == "cuda":
+        return frozenset()
+    return frozenset(machine.cpu_cores[device] for device in plan.devices)
+
+
+def _cuda_devices(environ: Mapping[str, str], device_folder: Path) -> tuple[str, ...]:
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        files = [entry.name for entry in device_folder.glob("nvidia*")]
+        found = sum(1 for name in files if _NVIDIA_FILE.match(name))
+        return tuple(str(number) for number in range(found))
+    entries: list[str] = []
+    for entry in (part.strip() for part in listed.split(",")):
+        # As CUDA itself reads the list: it ends at the first entry that is no device.
+        if not entry or entry.startswith("-"):
+            break
+        if entry in entries:
+            raise ConfigurationError(
+                f"{listed!r} names device {entry} twice; name each device once",
+                param="CUDA_VISIBLE_DEVICES",
+            )
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _cpu_cores() -> tuple[int, ...]:
+    try:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    except AttributeError:  # only Linux tells which cores a process may use
+        return tuple(range(os.cpu_count() or 1))
+
+
+def _absent(stage: StageConfig, kind: DeviceKind, machine: Machine) -> list[tuple[str, str]]:
+    """Devices of the stage that the machine does not have: (path below the stage, fault)."""
+    count = machine.count_of(kind)
+    if kind == "cuda" and count == 0:
+        cores = _counted(machine.count_of("cpu"), "cpu")
+        fault = (
+            "'cuda' is asked for, and this machine has no CUDA device; write device: cpu to use "
+            f"its {cores}, or start it where there is one"
+        )
+        return [("engine_args.device", fault)]
+    absent = [device for device in stage.runtime.devices if device >= count]
+    if not absent:
+        return []
+    names = ", ".join(str(device) for device in absent)
+    have = f"this machine has {_counted(count, kind)}, {_numbers(count)}"
+    if kind == "cpu" and stage.engine_args.device == "auto":
+        have = f"{have} (and no CUDA device, so that device numbers are CPU cores)"
+    mend = "name devices it has, and no more replicas than fit (runtime.num_replicas)"
+    fault = f"asks for {_plural(len(absent), 'device')} {names}; {have}; {mend}"
+    return [("runtime.devices", fault)]
+
+
+def _shared(
+    stage: StageConfig, kind: DeviceKind, taken: Mapping[tuple[DeviceKind, int], int]
+) -> list[tuple[str, str]]:
+    """Devices of the stage that an earlier stage has already: (path below the stage, fault)."""
+    fault = (
+        "device {number} ({noun} {number}) is already that of stages[{owner}]; "
+        "give each stage devices of its own"
+    )
+    return [
+        (
+            "runtime.devices",
+            fault.format(number=device, noun=_NOUNS[kind], owner=taken[kind, device]),
+        )
+        for device in stage.runtime.devices
+        if (kind, device) in taken
+    ]
+
+
+def _counted(number: int, kind: DeviceKind) -> str:
+    return f"{number} {_plural(number, _NOUNS[kind])}"
+
+
+def _plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"
+
+
+def _numbers(count: int) -> str:
+    return "number 0" if count == 1 else f"0 to {count - 1}"

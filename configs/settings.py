@@ -1,0 +1,156 @@
+"""Settings of the service, read once from the environment.
+
+The only module that reads environment variables. It knows nothing of stage files beyond where the
+file lies, and opens neither Redis nor the outputs store. A variable that is set and empty counts
+as not set. Every variable is described in docs/configuration.md.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from marshmallow import ValidationError
+
+from configs.errors import ConfigurationError, FieldError
+from configs.refusal import field_errors
+from configs.settings_schema import SettingsSchema
+
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+_MIB: Final = 1024 * 1024
+_HEADING: Final = "the environment is refused"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings, with their defaults; a field is read from the variable of its name in capitals.
+
+    Names ending in `_s` are seconds. `redis_url` may hold a password and is kept out of the repr.
+
+    Attributes:
+        redis_url: Redis of the broker, the records and the registry.
+        redis_prefix: Put before every key, so that several services can share one Redis.
+        stage_configs_path: The stage file, absolute.
+        outputs_url: fsspec URL of the folder in which outputs are stored.
+        output_metadata: Whether prompt and parameters are written into the output files.
+        retention_s: How long a record and its outputs are kept after the request has ended.
+        heartbeat_s: Time between two marks of life of a replica.
+        heartbeat_expiry_s: Age of the last mark at which a replica counts as dead.
+        sweep_s: Time between two failover sweeps.
+        drain_s: How long a stopping replica works on before it hands its requests back.
+        max_attempts: Crashes that a request may be in flight in before it is failed.
+        priority_age_s: Waiting time after which a request is treated as one priority higher.
+        max_wait_s: Longest that one call may be held by `Prefer: wait`.
+        max_waiting_per_replica: Requests that may wait for one replica; above that 429.
+        max_long_polls: Held calls and event streams at a time, for each API process.
+        replica_offset: Number of this host's first replica.
+        api_host: Address the API listens on.
+        api_port: TCP port of the API.
+        api_workers: Number of API processes.
+        api_threads: Threads of each API process; above `max_long_polls`.
+        max_body_bytes: Largest request body, in bytes.
+        max_prompt_chars: Longest prompt, in characters.
+        max_pixels: Largest width x height of an output, in pixels.
+        max_steps: Largest `num_inference_steps`.
+        max_outputs: Largest `num_outputs_per_prompt`.
+        log_level: DEBUG, INFO, WARNING, ERROR or CRITICAL.
+        flower_port: TCP port of Flower.
+    """
+
+    redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
+    redis_prefix: str = "diffusion:"
+    stage_configs_path: Path = REPOSITORY / "configs" / "tiny_cpu.yaml"
+    outputs_url: str = f"file://{REPOSITORY}/.run/outputs"
+    output_metadata: bool = True
+    retention_s: float = 86_400.0
+    heartbeat_s: float = 1.0
+    heartbeat_expiry_s: float = 5.0
+    sweep_s: float = 1.0
+    drain_s: float = 5.0
+    max_attempts: int = 3
+    priority_age_s: float = 600.0
+    max_wait_s: float = 60.0
+    max_waiting_per_replica: int = 1000
+    max_long_polls: int = 256
+    replica_offset: int = 0
+    api_host: str = "127.0.0.1"
+    api_port: int = 8099
+    api_workers: int = 2
+    api_threads: int = 320
+    max_body_bytes: int = 32 * _MIB
+    max_prompt_chars: int = 8192
+    max_pixels: int = 4 * _MIB
+    max_steps: int = 1000
+    max_outputs: int = 10
+    log_level: str = "INFO"
+    flower_port: int = 5555
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings from `environ`, or from the environment of this process.
+
+    Raises:
+        ConfigurationError: One or more variables hold a value that is refused; all are named.
+    """
+    given = _given(os.environ if environ is None else environ)
+    try:
+        values: dict[str, Any] = SettingsSchema().load(given)
+    except ValidationError as refused:
+        shown = {name: _shown(name, value) for name, value in given.items()}
+        details = field_errors(refused, shown)
+        raise ConfigurationError.from_details(details, _HEADING) from None
+    if "stage_configs_path" in values:
+        values["stage_configs_path"] = Path(values["stage_configs_path"]).expanduser().absolute()
+    if "outputs_url" in values:
+        values["outputs_url"] = _outputs_url(values["outputs_url"])
+    settings = Settings(**values)
+    contradictions = _contradictions(settings)
+    if contradictions:
+        raise ConfigurationError.from_details(contradictions, _HEADING)
+    return settings
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, str]:
+    given = {name: value.strip() for name, value in environ.items() if value.strip()}
+    if "LOG_LEVEL" in given:
+        given["LOG_LEVEL"] = given["LOG_LEVEL"].upper()
+    return given
+
+
+def _outputs_url(value: str) -> str:
+    """A plain path is a folder of this machine, relative to where the service was started."""
+    if "://" in value:
+        return value
+    return f"file://{Path(value).expanduser().absolute()}"
+
+
+def _shown(name: str, value: str) -> str:
+    """The value as a refusal may print it: a Redis URL may hold a password."""
+    if name == "REDIS_URL" and "@" in value:
+        scheme, separator, rest = value.rpartition("://")
+        value = f"{scheme}{separator}***@{rest.rpartition('@')[2]}"
+    return value
+
+
+def _contradictions(settings: Settings) -> list[FieldError]:
+    details = []
+    if settings.heartbeat_expiry_s < 2 * settings.heartbeat_s:
+        details.append(
+            FieldError(
+                "HEARTBEAT_EXPIRY_S",
+                f"{settings.heartbeat_expiry_s:g} s is below twice HEARTBEAT_S "
+                f"({settings.heartbeat_s:g} s), so that one late mark would count as a death; "
+                f"give at least {2 * settings.heartbeat_s:g}",
+            )
+        )
+    if settings.api_threads <= settings.max_long_polls:
+        details.append(
+            FieldError(
+                "API_THREADS",
+                f"{settings.api_threads} threads are not more than MAX_LONG_POLLS "
+                f"({settings.max_long_polls}), so that held calls could take every thread; "
+                f"give at least {settings.max_long_polls + 1}, or lower MAX_LONG_POLLS",
+            )
+        )
+    return details

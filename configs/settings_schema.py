@@ -1,0 +1,78 @@
+"""Which values each environment variable may have.
+
+It knows the form of a value and the words of its refusal; the defaults and the meaning stand in
+`configs/settings.py`, the only user.
+"""
+
+from typing import ClassVar, Final
+from urllib.parse import urlsplit
+
+from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
+
+from configs.field_types import Number, OneOf, Whole
+
+_YEAR_S: Final = 31_536_000
+LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def _check_redis_url(value: str) -> None:
+    mend = "give one such as redis://127.0.0.1:6379/0"
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        raise ValidationError(f"is not a URL; {mend}") from None
+    if parts.scheme not in {"redis", "rediss", "unix"}:
+        raise ValidationError(f"is not a redis://, rediss:// or unix:// URL; {mend}")
+    if parts.scheme != "unix" and (not parts.hostname or port == 0):
+        raise ValidationError(f"names no host and port to connect to; {mend}")
+
+
+class SettingsSchema(Schema):
+    """The environment to a dict with the names of `Settings`; a variable not set is left out."""
+
+    class Meta:
+        """The environment holds much that is not ours."""
+
+        unknown: ClassVar[str] = EXCLUDE
+
+    redis_url = fields.String(data_key="REDIS_URL", validate=_check_redis_url)
+    redis_prefix = fields.String(
+        data_key="REDIS_PREFIX",
+        validate=validate.Regexp(
+            r"[A-Za-z0-9_.:-]+\Z",
+            error="has characters other than letters, digits and _ . : - ; take these out",
+        ),
+    )
+    stage_configs_path = fields.String(data_key="STAGE_CONFIGS_PATH")
+    outputs_url = fields.String(data_key="OUTPUTS_URL")
+    output_metadata = fields.Boolean(
+        data_key="OUTPUT_METADATA",
+        error_messages={"invalid": "is neither true nor false; give one of these two words"},
+    )
+    retention_s = Number(1, _YEAR_S, "seconds", strict=False, data_key="RETENTION_S")
+    heartbeat_s = Number(0.05, 3600, "seconds", strict=False, data_key="HEARTBEAT_S")
+    heartbeat_expiry_s = Number(0.1, 86_400, "seconds", strict=False, data_key="HEARTBEAT_EXPIRY_S")
+    sweep_s = Number(0.05, 3600, "seconds", strict=False, data_key="SWEEP_S")
+    drain_s = Number(0, 86_400, "seconds", strict=False, data_key="DRAIN_S")
+    max_attempts = Whole(1, 100, "attempts", strict=False, data_key="MAX_ATTEMPTS")
+    priority_age_s = Number(1, _YEAR_S, "seconds", strict=False, data_key="PRIORITY_AGE_S")
+    max_wait_s = Number(0, 3600, "seconds", strict=False, data_key="MAX_WAIT_S")
+    max_waiting_per_replica = Whole(
+        1, 1_000_000, "requests", strict=False, data_key="MAX_WAITING_PER_REPLICA"
+    )
+    max_long_polls = Whole(
+        1, 10_000, "calls held at a time", strict=False, data_key="MAX_LONG_POLLS"
+    )
+    replica_offset = Whole(0, 1_000_000, "replicas", strict=False, data_key="REPLICA_OFFSET")
+    api_host = fields.String(data_key="API_HOST")
+    api_port = Whole(1, 65_535, "TCP port", strict=False, data_key="API_PORT")
+    api_workers = Whole(1, 1024, "processes", strict=False, data_key="API_WORKERS")
+    api_threads = Whole(2, 20_000, "threads", strict=False, data_key="API_THREADS")
+    max_body_bytes = Whole(1024, 1024**4, "bytes", strict=False, data_key="MAX_BODY_BYTES")
+    max_prompt_chars = Whole(1, 10_000_000, "characters", strict=False, data_key="MAX_PROMPT_CHARS")
+    max_pixels = Whole(1, 2**40, "pixels", strict=False, data_key="MAX_PIXELS")
+    max_steps = Whole(1, 1_000_000, "steps", strict=False, data_key="MAX_STEPS")
+    max_outputs = Whole(1, 10_000, "outputs", strict=False, data_key="MAX_OUTPUTS")
+    log_level = OneOf(*LOG_LEVELS, data_key="LOG_LEVEL")
+    flower_port = Whole(1, 65_535, "TCP port", strict=False, data_key="FLOWER_PORT")

@@ -1,0 +1,123 @@
+"""What one stage file says, as frozen values; `configs/stages.py` loads and plans them.
+
+The values are already checked. Device numbers are logical ones: which GPU or core stands behind a
+number is known only to `configs/devices.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How one replica spreads over devices; `world_size` is the devices of one replica."""
+
+    world_size: int = 1
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """What the engine of each replica loads and how.
+
+    Attributes:
+        model: Absolute path of a diffusers folder, or a hub id `org/name`.
+        served_model_name: Name clients use; None for the model's own.
+        dtype: Type of the weights; `auto` leaves it to the engine.
+        device: Kind of device; `auto` is CUDA where the machine has it, else CPU.
+        revision: Branch, tag or commit of a hub model.
+        variant: Weight variant such as `fp16`.
+        max_num_seqs: Requests that may share a denoising step of one replica.
+        parallel_config: Devices of one replica.
+    """
+
+    model: str
+    served_model_name: str | None = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    revision: str | None = None
+    variant: str | None = None
+    max_num_seqs: int = 1
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+
+    @property
+    def model_path(self) -> Path | None:
+        """The model's folder, or None when the model is a hub id."""
+        return Path(self.model) if PurePath(self.model).is_absolute() else None
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Where the replicas of a stage run.
+
+    Attributes:
+        devices: All devices of the stage, in the order they are dealt out.
+        num_replicas: Worker processes of the stage.
+        env: Environment variables set for each of them before torch is imported.
+    """
+
+    devices: tuple[int, ...]
+    num_replicas: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """One entry of `stages`: one model, served by one or more replicas.
+
+    Attributes:
+        stage_id: Number of the stage, unique in its file.
+        runtime: Where its replicas run.
+        engine_args: What they load.
+        stage_type: Always `diffusion`; other kinds are refused when the file is read.
+        default_sampling_params: Parameters for requests that leave them out.
+    """
+
+    stage_id: int
+    runtime: RuntimeConfig
+    engine_args: EngineArgs
+    stage_type: Literal["diffusion"] = "diffusion"
+    default_sampling_params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_name(self) -> str:
+        """Name by which clients ask for this stage's model."""
+        if self.engine_args.served_model_name is not None:
+            return self.engine_args.served_model_name
+        path = self.engine_args.model_path
+        return path.name if path is not None else self.engine_args.model
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices that each replica of this stage takes."""
+        return self.engine_args.parallel_config.world_size
+
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The stage's devices, cut into contiguous chunks, one for each replica."""
+        size = self.devices_per_replica
+        return tuple(
+            self.runtime.devices[first : first + size]
+            for first in range(0, self.runtime.num_replicas * size, size)
+        )
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """One replica to be started.
+
+    Attributes:
+        name: `replica3`; also the name of its queue.
+        index: 3: its number over all stages and hosts.
+        stage: The stage it serves.
+        devices: Its chunk of the stage's devices.
+    """
+
+    name: str
+    index: int
+    stage: StageConfig
+    devices: tuple[int, ...]

@@ -1,0 +1,208 @@
+"""The shape of a stage file: marshmallow schemas that end in the dataclasses of `stage_config.py`.
+
+It knows every key, its bounds and its refusal. It does not read files, and does not know what
+devices this machine has.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
+
+from configs.field_types import Number, OneOf, Text, Whole
+from configs.section_schema import SectionSchema
+from configs.stage_config import EngineArgs, ParallelConfig, RuntimeConfig, StageConfig
+from configs.stage_fields import Devices, Environment, Model
+
+_MOST_REPLICAS: Final = 1024
+_MOST_DEVICES: Final = 1024
+
+
+class ParallelConfigSchema(SectionSchema):
+    """`engine_args.parallel_config`."""
+
+    section = "under engine_args.parallel_config"
+
+    world_size = Whole(1, _MOST_DEVICES, "devices of one replica")
+
+    @post_load
+    def _build(self, data: dict[str, Any], **_: Any) -> ParallelConfig:
+        return ParallelConfig(**data)
+
+
+class EngineArgsSchema(SectionSchema):
+    """`engine_args`."""
+
+    section = "under engine_args"
+    ignored = frozenset({"model_stage", "enforce_eager"})
+
+    model = Model("Qwen/Qwen-Image", required=True)
+    served_model_name = Text("my-model")
+    dtype = OneOf("auto", "float32", "float16", "bfloat16")
+    device = OneOf("auto", "cpu", "cuda")
+    revision = Text("main")
+    variant = Text("fp16")
+    max_num_seqs = Whole(1, 1024, "requests that may share a step")
+    parallel_config = fields.Nested(ParallelConfigSchema)
+
+    @post_load
+    def _build(self, data: dict[str, Any], **_: Any) -> EngineArgs:
+        return EngineArgs(**data)
+
+
+class RuntimeSchema(SectionSchema):
+    """`runtime`; its dataclass is made by the stage, which knows how many devices are needed."""
+
+    section = "under runtime"
+    ignored = frozenset({"process", "max_batch_size"})
+
+    devices = Devices()
+    num_replicas = Whole(1, _MOST_REPLICAS, "replicas")
+    env = Environment()
+
+
+class SamplingParamsSchema(SectionSchema):
+    """`default_sampling_params`; the limits of the service and of the model may be narrower."""
+
+    section = "under default_sampling_params"
+
+    num_inference_steps = Whole(1, 100_000, "steps")
+    guidance_scale = Number(0, 100, "guidance weight")
+    true_cfg_scale = Number(0, 100, "guidance weight")
+    width = Whole(8, 65_536, "pixels")
+    height = Whole(8, 65_536, "pixels")
+    num_frames = Whole(1, 100_000, "frames")
+    fps = Number(1, 1000, "frames in a second")
+    num_outputs_per_prompt = Whole(1, 10_000, "outputs")
+    seed = Whole(0, 2**63 - 1, "seed")
+    negative_prompt = fields.String(
+        error_messages={"invalid": 'is not text; put it in quotes, such as "blurry"'}
+    )
+    scheduler = Text("DDIMScheduler")
+    output_format = OneOf("png", "jpeg", "webp")
+    output_compression = Whole(0, 100, "quality")
+
+
+class StageSchema(SectionSchema):
+    """One entry of `stages`."""
+
+    section = "in an entry of stages"
+    ignored = frozenset({"final_output", "final_output_type", "engine_input_source"})
+
+    stage_id = Whole(
+        0,
+        1_000_000,
+        "number of the stage",
+        required=True,
+        missing="is missing; write stage_id: 0 for the first stage, 1 for the next",
+    )
+    stage_type = OneOf("diffusion", required=True)
+    runtime = fields.Nested(RuntimeSchema)
+    engine_args = fields.Nested(
+        EngineArgsSchema,
+        required=True,
+        error_messages={"required": "is missing; write it with `model:` beneath it"},
+    )
+    default_sampling_params = fields.Nested(SamplingParamsSchema)
+
+    @pre_load
+    def _refuse_other_kinds(self, data: Any, **_: Any) -> Any:
+        """Refuse first of all: the keys of another kind of stage would all be unknown."""
+        if isinstance(data, Mapping):
+            reason = _kind_fault(data)
+            if reason:
+                raise ValidationError({"stage_type": [reason]})
+        return data
+
+    @post_load
+    def _build(self, data: dict[str, Any], **_: Any) -> StageConfig:
+        runtime = data.get("runtime", {})
+        replicas = runtime.get("num_replicas", 1)
+        each = data["engine_args"].parallel_config.world_size
+        devices = runtime.get("devices", tuple(range(replicas * each)))
+        if len(devices) != replicas * each:
+            raise ValidationError({"runtime": {"devices": [_count_fault(devices, replicas, each)]}})
+        return StageConfig(**{**data, "runtime": RuntimeConfig(**{**runtime, "devices": devices})})
+
+
+class StageFileSchema(SectionSchema):
+    """The whole file, to a tuple of StageConfig."""
+
+    section = "at the top of the file"
+
+    stages = fields.List(
+        fields.Nested(StageSchema),
+        required=True,
+        validate=validate.Length(
+            min=1,
+            error="names no stage; write an entry for each model, such as `- stage_id: 0`",
+        ),
+        error_messages={
+            "required": "is missing; write `stages:` with one entry for each model",
+            "invalid": "is not a list; write an entry for each model, such as `- stage_id: 0`",
+        },
+    )
+
+    @validates_schema
+    def _refuse_twins(self, data: Mapping[str, Any], **_: Any) -> None:
+        faults = dict(_twins(data["stages"]))
+        if faults:
+            raise ValidationError({"stages": faults})
+
+    @post_load
+    def _build(self, data: dict[str, Any], **_: Any) -> tuple[StageConfig, ...]:
+        return tuple(data["stages"])
+
+
+def _kind_fault(stage: Mapping[Any, Any]) -> str | None:
+    """What is wrong with the kind of a stage, or None when it is a diffusion stage."""
+    kind = stage.get("stage_type")
+    if kind == "diffusion":
+        return None
+    if kind is None:
+        return "is missing; write stage_type: diffusion, the only kind served here"
+    runtime = stage.get("runtime")
+    replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
+    mend = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
+    if replicas not in {None, 1}:
+        return (
+            f"is not a diffusion stage and has runtime.num_replicas {replicas!r}: only diffusion "
+            f"stages can have replicas, and no other kind is served here; {mend}"
+        )
+    return f"is not a diffusion stage, the only kind served here; {mend}"
+
+
+def _count_fault(devices: tuple[int, ...], replicas: int, each: int) -> str:
+    found, needed = len(devices), replicas * each
+    reason = (
+        f"names {_counted(found, 'device')}, and exactly {needed} are needed: "
+        f"{_counted(replicas, 'replica')} (runtime.num_replicas) x {_counted(each, 'device')} each "
+        f"(engine_args.parallel_config.world_size); name {needed}"
+    )
+    if found % each == 0:
+        return f"{reason}, or set num_replicas to {found // each}"
+    return reason
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _twins(stages: list[StageConfig]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each stage that has the id or the model name of an earlier one, with the reasons."""
+    for index, stage in enumerate(stages):
+        faults: dict[str, Any] = {}
+        for earlier, other in enumerate(stages[:index]):
+            if stage.stage_id == other.stage_id:
+                faults["stage_id"] = [
+                    f"is already that of stages[{earlier}]; give each stage its own number"
+                ]
+            if stage.model_name == other.model_name:
+                reason = (
+                    f"makes {stage.model_name!r} the name of this model, as of stages[{earlier}]; "
+                    "clients could not tell them apart; give one a served_model_name of its own"
+                )
+                named = stage.engine_args.served_model_name is not None
+                faults["engine_args"] = {"served_model_name" if named else "model": [reason]}
+        if faults:
+            yield index, faults

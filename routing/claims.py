@@ -1,0 +1,115 @@
+"""Claims: a replica's side of the record — take the next request, tell its progress, end it.
+
+Every call is fenced: by the replica's incarnation when it takes a request, by attempt and incarnation
+after that. Whatever a replica does with a request that has been given to another counts for nothing.
+Does not know the pipeline, nor Celery.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis import Redis
+
+from routing.keys import Keys
+from routing.lua import Scripts
+from routing.record import Outcome, Request, number_field
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What the record tells a replica about a request it runs."""
+
+    cancel: bool
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A request that was given a new attempt in the line of ``replica``."""
+
+    id: str
+    replica: str
+    attempt: int
+
+
+class Claims:
+    """Changes records on behalf of a replica, or of the sweep that stands in for a dead one."""
+
+    def __init__(
+        self, redis: Redis, prefix: str, max_attempts: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Fail a request at its ``max_attempts``-th crash."""
+        self._redis = redis
+        self._keys = Keys(prefix)
+        self._scripts = Scripts(redis, prefix)
+        self._max_attempts = max_attempts
+        self._clock = clock
+
+    def claim(self, replica: str, incarnation: str) -> Request | None:
+        """Take the first request of the replica's line; None where nothing waits."""
+        pairs = self._scripts.call("claim", replica, incarnation, self._clock())
+        if not pairs:
+            return None
+        return Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True)))
+
+    def progress(self, request: Request, step: int, steps: int, step_s: float | None) -> Signals | None:
+        """Record how far a claimed request is; None once the claim no longer holds."""
+        answer = self._scripts.call(
+            "progress", request.id, request.attempt, request.owner, step, steps, number_field(step_s)
+        )
+        return Signals(cancel=answer[0] == "1", revision=int(answer[1])) if answer else None
+
+    def finish(self, request: Request, outcome: Outcome) -> bool:
+        """Record how a claimed request ended; False where the claim no longer held."""
+        return bool(
+            self._scripts.call(
+                "finish",
+                request.id,
+                request.attempt,
+                request.owner,
+                self._clock(),
+                outcome.status,
+                fields=outcome.to_fields(),
+            )
+        )
+
+    def hand_back(self, request: Request) -> Moved | None:
+        """Give a claimed request up without blame; None where it ended or was no longer ours."""
+        return self._requeue(request, request.owner, crashed=False)
+
+    def move_waiting(self, request: Request) -> Moved | None:
+        """Move a waiting request to another ready replica; None where there is none, or it started."""
+        return self._requeue(request, "", crashed=False)
+
+    def move_crashed(self, request: Request) -> Moved | None:
+        """Give a request another attempt whose replica died; None where it ended by that."""
+        return self._requeue(request, request.owner, crashed=True)
+
+    def held_by(self, replica: str) -> tuple[list[Request], list[Request]]:
+        """Return the waiting and the running requests of a replica."""
+        waiting: list[str] = self._redis.zrange(self._keys.waiting(replica), 0, -1)  # type: ignore[assignment]
+        running: set[str] = self._redis.smembers(self._keys.running(replica))  # type: ignore[assignment]
+        return self._read(waiting), self._read(sorted(running))
+
+    def _read(self, ids: list[str]) -> list[Request]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for request_id in ids:
+            pipeline.hgetall(self._keys.request(request_id))
+        return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
+
+    def _requeue(self, request: Request, owner: str, *, crashed: bool) -> Moved | None:
+        answer = self._scripts.call(
+            "requeue",
+            request.id,
+            request.attempt,
+            owner,
+            self._clock(),
+            "1" if crashed else "0",
+            self._max_attempts,
+        )
+        if answer[0] != "queued":
+            return None
+        return Moved(request.id, answer[1], int(answer[2]))

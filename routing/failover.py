@@ -1,0 +1,110 @@
+"""The failover sweep: what a dead or drained replica held goes to the living; what is old is removed.
+
+Idempotent, and under a lock in Redis that expires, so that every API process may run it and any of them
+may die. All it does is fenced by attempt, so a replica that was only slow can do no harm afterwards.
+
+Does not know how replicas are started again: that is whoever supervises them.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kombu.exceptions import OperationalError
+from redis import Redis
+from redis.exceptions import RedisError
+
+from routing.keys import Keys
+from routing.registry import FORGET_AFTER_S, Replica, ReplicaState
+from routing.router import Router
+
+_LOCK_S = 30
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One sweep over all replicas and all ended records."""
+
+    redis: Redis
+    prefix: str
+    router: Router
+    retention_s: float
+    clock: Callable[[], float] = time.time
+
+    def run(self) -> bool:
+        """Sweep once; False where another process is at it.
+
+        Raises:
+            redis.RedisError: Redis did not answer; the next sweep does the rest.
+        """
+        key, token = Keys(self.prefix).sweep, secrets.token_hex(8)
+        if not self.redis.set(key, token, nx=True, ex=_LOCK_S):
+            return False
+        try:
+            for replica in self.router.registry.all():
+                self._relieve(replica)
+            self._remove_old()
+        finally:
+            if self.redis.get(key) == token:
+                self.redis.delete(key)
+        return True
+
+    def _relieve(self, replica: Replica) -> None:
+        waiting, running = self.router.claims.held_by(replica.name)
+        alive = replica.state in {ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.LOADING}
+        for request in running:
+            if alive and request.owner == replica.heartbeat.incarnation:
+                continue
+            move = self.router.claims.move_crashed(request)
+            if move:
+                _logger.warning(
+                    "%s died while it ran %s; attempt %d goes to %s",
+                    replica.name, request.id, move.attempt, move.replica,
+                )  # fmt: skip
+                self.router.broker.wake(move.replica, move.id, move.attempt)
+        if waiting and replica.state is not ReplicaState.READY:
+            self.router.move_waiting(replica.name)
+        long_gone = self.clock() - replica.beat_at > FORGET_AFTER_S
+        if long_gone and not waiting and not running and not alive:
+            self.router.registry.forget(replica.name)
+
+    def _remove_old(self) -> None:
+        for request_id in self.router.store.ended_before(self.clock() - self.retention_s):
+            self.router.outputs.remove(request_id)
+            self.router.store.remove(request_id)
+
+
+class Sweeper:
+    """Runs the sweep again and again in a thread of its own."""
+
+    def __init__(self, sweep: Sweep, every_s: float) -> None:
+        """Sweep every ``every_s`` seconds from :meth:`start` on."""
+        self._sweep = sweep
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start, once; each process calls it itself."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="sweep", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the sweep at hand."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=_LOCK_S)
+
+    def _loop(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            try:
+                self._sweep.run()
+            except (RedisError, OperationalError, OSError) as error:
+                _logger.warning("the sweep did not finish: %s", error)

@@ -1,0 +1,100 @@
+"""The data model in Redis: every key, what it holds and how long it lives.
+
+All keys start with ``REDIS_PREFIX``. The Lua files under ``routing/lua`` build the same names from the
+prefix, in ``record.lua``; no other file spells a key. One Redis, with or without replicas of its own;
+Redis Cluster is not supported, since one script touches several keys.
+
+=========================== ======= =================================================================
+key                         type    holds; lifetime
+=========================== ======= =================================================================
+request:{id}                hash    the record, the only truth; removed ``RETENTION_S`` after its end
+requests                    zset    id by creation time; with the record
+finished                    zset    id by time of its end, for the retention sweep; with the record
+idempotency:{key}           string  "fingerprint id" of a submit; with the record
+replica:{name}              hash    the last heartbeat: incarnation, state, devices, model, memory;
+                                    removed an hour after the replica was last seen
+replica:{name}:waiting      zset    queued ids by place in the line; empty = no key
+replica:{name}:running      set     ids the replica has claimed; empty = no key
+replica:{name}:totals       hash    completed, failed, restarts; with the replica
+replicas                    zset    replica name by the moment its heartbeat expires
+drained                     set     names taken out of the rotation by hand; until resumed
+stage:{id}:ready            zset    names in the rotation by the moment their heartbeat expires
+stage:{id}:turn             string  round-robin counter; kept
+models                      hash    model name to its stage and abilities; kept
+changes                     stream  one entry for each change of a record; the newest 10 000
+sweep                       string  lock of the failover sweep; a few seconds
+=========================== ======= =================================================================
+
+Celery keeps its own lists under the same prefix: one list for each replica's queue, ``unacked``, and
+the bindings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names under one prefix."""
+
+    prefix: str
+
+    def request(self, request_id: str) -> str:
+        """Return the key of a record."""
+        return f"{self.prefix}request:{request_id}"
+
+    def waiting(self, replica: str) -> str:
+        """Return the key of a replica's line of queued requests."""
+        return f"{self.prefix}replica:{replica}:waiting"
+
+    def running(self, replica: str) -> str:
+        """Return the key of the requests a replica has claimed."""
+        return f"{self.prefix}replica:{replica}:running"
+
+    def replica(self, name: str) -> str:
+        """Return the key of a replica's last heartbeat."""
+        return f"{self.prefix}replica:{name}"
+
+    def totals(self, name: str) -> str:
+        """Return the key of a replica's counters."""
+        return f"{self.prefix}replica:{name}:totals"
+
+    def ready(self, stage: int) -> str:
+        """Return the key of a stage's rotation."""
+        return f"{self.prefix}stage:{stage}:ready"
+
+    @property
+    def requests(self) -> str:
+        """The key of all records by creation time."""
+        return f"{self.prefix}requests"
+
+    @property
+    def finished(self) -> str:
+        """The key of ended records by the time of their end."""
+        return f"{self.prefix}finished"
+
+    @property
+    def replicas(self) -> str:
+        """The key of all replicas by the moment their heartbeat expires."""
+        return f"{self.prefix}replicas"
+
+    @property
+    def drained(self) -> str:
+        """The key of the replicas taken out of the rotation by hand."""
+        return f"{self.prefix}drained"
+
+    @property
+    def models(self) -> str:
+        """The key of the models and their abilities."""
+        return f"{self.prefix}models"
+
+    @property
+    def changes(self) -> str:
+        """The key of the stream of changes."""
+        return f"{self.prefix}changes"
+
+    @property
+    def sweep(self) -> str:
+        """The key of the failover sweep's lock."""
+        return f"{self.prefix}sweep"

@@ -1,0 +1,24 @@
+-- A replica says that it lives. ARGV: name, incarnation, stage, state, now, expires at, then further
+-- name, value pairs of the heartbeat. A later incarnation sorts after an earlier one.
+-- Returns {state it is in now, requests waiting in its line}, or {'superseded', incarnation}.
+local name, incarnation, stage, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local now, expires_at = ARGV[5], ARGV[6]
+local key = replica_key(name)
+local known = redis.call('HGET', key, 'incarnation')
+if known and known > incarnation then return {'superseded', known} end
+if known ~= incarnation then
+  if known then redis.call('HINCRBY', totals_key(name), 'restarts', 1) end
+  local former_stage = redis.call('HGET', key, 'stage')
+  if former_stage then redis.call('ZREM', ready_key(former_stage), name) end
+  redis.call('HDEL', key, 'error')
+end
+if state == 'ready' and redis.call('SISMEMBER', prefix .. 'drained', name) == 1 then state = 'draining' end
+redis.call('HSET', key, 'name', name, 'incarnation', incarnation, 'stage', stage, 'state', state,
+  'beat_at', now, unpack(ARGV, 7))
+redis.call('ZADD', prefix .. 'replicas', expires_at, name)
+if state == 'ready' then
+  redis.call('ZADD', ready_key(stage), expires_at, name)
+else
+  redis.call('ZREM', ready_key(stage), name)
+end
+return {state, tostring(redis.call('ZCARD', waiting_key(name)))}

@@ -1,0 +1,11 @@
+-- Records the outcome of a claimed request. ARGV: id, attempt, incarnation, now, status, then further
+-- name, value pairs. Returns 1, or 0 where the claim no longer holds: the outcome then counts for
+-- nothing and its files are the caller's to remove.
+local id, attempt, owner, now, status = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local record = redis.call('HMGET', request_key(id), 'status', 'attempt', 'owner', 'replica', 'hidden')
+if record[1] ~= 'running' or record[2] ~= attempt or record[3] ~= owner then return 0 end
+finish(id, status, now, {unpack(ARGV, 6)})
+if status == 'succeeded' then redis.call('HINCRBY', totals_key(record[4]), 'completed', 1) end
+if status == 'failed' then redis.call('HINCRBY', totals_key(record[4]), 'failed', 1) end
+if record[5] == '1' then return 0 end
+return 1

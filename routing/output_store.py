@@ -1,0 +1,108 @@
+"""The output store: files of requests under one fsspec URL (a local folder, s3://, gs://, memory://).
+
+A file appears whole or not at all: it is written under a temporary name and renamed. Names are made of
+our own ids only, ``{request id}/{attempt}-{index}.{format}``: a replica that lost a request to another
+can not touch the other's files.
+
+Does not know records, nor what is in a file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import Callable
+from typing import Any
+
+import fsspec
+
+from configs.errors import OutputWriteFailed
+
+
+class OutputStore:
+    """Writes, reads and removes files by name."""
+
+    def __init__(
+        self, url: str, tries: int = 4, pause_s: float = 0.25, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Try a write ``tries`` times, with a pause that doubles from ``pause_s`` on.
+
+        Raises:
+            ValueError: No file system is known for the URL's scheme.
+            ImportError: Its package is not installed (s3:// needs s3fs).
+        """
+        filesystem, root = fsspec.core.url_to_fs(url)
+        self._fs: Any = filesystem
+        self._root: str = root
+        self._tries = tries
+        self._pause_s = pause_s
+        self._sleep = sleep
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store ``data`` under ``name``.
+
+        Raises:
+            OutputWriteFailed: It could not be written, however often it was tried.
+        """
+        for attempt in range(self._tries):
+            try:
+                self._write_once(name, data)
+            except Exception as error:  # noqa: BLE001 - each file system raises errors of its own
+                if attempt == self._tries - 1:
+                    raise OutputWriteFailed(
+                        f"The output could not be stored after {self._tries} tries: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+                self._sleep(self._pause_s * 2**attempt)
+            else:
+                return
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file.
+
+        Raises:
+            FileNotFoundError: There is none of that name.
+        """
+        data: bytes = self._fs.cat_file(self._path(name))
+        return data
+
+    def remove_file(self, name: str) -> None:
+        """Remove one file, if it is there."""
+        try:
+            self._fs.rm_file(self._path(name))
+        except FileNotFoundError:
+            return
+
+    def remove(self, request_id: str) -> None:
+        """Remove all files of a request, if there are any."""
+        try:
+            self._fs.rm(self._path(request_id), recursive=True)
+        except FileNotFoundError:
+            return
+
+    def names(self, request_id: str) -> list[str]:
+        """Return the names of a request's files, whole ones only."""
+        try:
+            found: list[str] = self._fs.ls(self._path(request_id), detail=False)
+        except FileNotFoundError:
+            return []
+        bases = sorted(posixpath.basename(path) for path in found)
+        return [f"{request_id}/{base}" for base in bases if not base.startswith(".")]
+
+    def _write_once(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        folder, base = posixpath.split(path)
+        temporary = posixpath.join(folder, f".{base}.part")
+        self._fs.makedirs(folder, exist_ok=True)
+        try:
+            self._fs.pipe_file(temporary, data)
+            self._fs.mv(temporary, path)
+        except BaseException:
+            if self._fs.exists(temporary):
+                self._fs.rm_file(temporary)
+            raise
+
+    def _path(self, name: str) -> str:
+        if not name or name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"{name!r} is no name of an output")
+        return posixpath.join(self._root, name)

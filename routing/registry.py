@@ -1,0 +1,261 @@
+"""The registry of replicas: who lives, in which state, with which model.
+
+Liveness is an expiry: a heartbeat that is not renewed is a replica that is gone. A replica joins by its
+first heartbeat, wherever it runs; the stage file is only the plan for launching them.
+
+Does not know requests (``request_store``) nor what a replica is made of.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from redis import Redis
+
+from routing.keys import Keys
+from routing.lua import Scripts
+from routing.parameters import Abilities
+
+FORGET_AFTER_S = 3600.0
+
+
+class ReplicaState(StrEnum):
+    """Where a replica stands; only ``ready`` ones are in the rotation."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a replica says of itself, about once a second.
+
+    Attributes:
+        name: Its name, which is also the name of its queue.
+        incarnation: One process of it; a later one sorts after an earlier one.
+        node: Celery node name, to send it control commands.
+        devices: Its device chunk, such as ``(2, 3)``.
+        step_s: Seconds one denoising step takes, a moving mean; None before the first.
+        memory_bytes: Memory its process holds.
+        device_memory_bytes: Device memory it holds; None without such a device.
+        stopping: Whether its process is about to end.
+        error: Why it failed, or why its last start did.
+    """
+
+    name: str
+    incarnation: str
+    stage: int
+    model: str
+    state: ReplicaState
+    node: str
+    host: str
+    pid: int
+    devices: tuple[int, ...]
+    device_kind: str
+    capacity: int = 1
+    started_at: float = 0.0
+    step_s: float | None = None
+    memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    stopping: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica as the registry shows it: its last heartbeat, its line and its counters."""
+
+    heartbeat: Heartbeat
+    beat_at: float
+    waiting: int
+    running: int
+    completed: int
+    failed: int
+    restarts: int
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.heartbeat.name
+
+    @property
+    def state(self) -> ReplicaState:
+        """Its state; ``gone`` once its heartbeat has expired."""
+        return self.heartbeat.state
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a heartbeat is answered with: the state that holds, and the length of the replica's line."""
+
+    state: ReplicaState
+    waiting: int
+    superseded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model some replica has loaded: its stage and what it can do."""
+
+    name: str
+    stage: int
+    abilities: Abilities
+
+
+class Registry:
+    """Reads and writes the registry."""
+
+    def __init__(
+        self, redis: Redis, prefix: str, expiry_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Take the time from ``clock``; a heartbeat counts for ``expiry_s`` seconds."""
+        self._redis = redis
+        self._keys = Keys(prefix)
+        self._scripts = Scripts(redis, prefix)
+        self._expiry_s = expiry_s
+        self._clock = clock
+
+    def beat(self, heartbeat: Heartbeat) -> Standing:
+        """Record a heartbeat.
+
+        A failed replica keeps its place on the list for an hour, so that its reason can be read though
+        its process has ended.
+        """
+        now = self._clock()
+        failed = heartbeat.state is ReplicaState.FAILED
+        expires_at = now + (FORGET_AFTER_S if failed else self._expiry_s)
+        answer = self._scripts.call(
+            "beat",
+            heartbeat.name,
+            heartbeat.incarnation,
+            heartbeat.stage,
+            heartbeat.state,
+            now,
+            expires_at,
+            fields=_to_fields(heartbeat),
+        )
+        if answer[0] == "superseded":
+            return Standing(ReplicaState.GONE, 0, superseded=True)
+        return Standing(ReplicaState(answer[0]), int(answer[1]))
+
+    def leave(self, heartbeat: Heartbeat) -> None:
+        """Take a replica that ends out of the rotation at once, without waiting for its expiry."""
+        now = self._clock()
+        self._scripts.call(
+            "beat",
+            heartbeat.name,
+            heartbeat.incarnation,
+            heartbeat.stage,
+            ReplicaState.GONE,
+            now,
+            now,
+            fields=_to_fields(heartbeat),
+        )
+
+    def publish_model(self, model: Model) -> None:
+        """Say what a loaded model can do, for the door's checks."""
+        value = {"stage": model.stage, "abilities": model.abilities.to_json()}
+        self._redis.hset(self._keys.models, model.name, json.dumps(value))
+
+    def models(self) -> dict[str, Model]:
+        """Return every model some replica has loaded, by name."""
+        raw: Mapping[str, str] = self._redis.hgetall(self._keys.models)  # type: ignore[assignment]
+        found = {name: json.loads(value) for name, value in sorted(raw.items())}
+        return {
+            name: Model(name, value["stage"], Abilities.from_json(value["abilities"]))
+            for name, value in found.items()
+        }
+
+    def set_drained(self, name: str, *, drained: bool) -> bool:
+        """Take a replica out of the rotation, or let it back in; False for an unknown name."""
+        return bool(self._scripts.call("drain", name, "1" if drained else "0", self._clock()))
+
+    def names(self) -> list[str]:
+        """Return all known names, living or not, in the order of their numbers."""
+        names: list[str] = self._redis.zrange(self._keys.replicas, 0, -1)  # type: ignore[assignment]
+        return sorted(names, key=_by_number)
+
+    def get(self, name: str) -> Replica | None:
+        """Return one replica, or None for an unknown name."""
+        return self._read([name]).get(name)
+
+    def all(self) -> list[Replica]:
+        """Return all replicas seen within the last hour, in the order of their numbers."""
+        names = self.names()
+        found = self._read(names)
+        return [found[name] for name in names if name in found]
+
+    def forget(self, name: str) -> None:
+        """Remove a replica that is gone for good."""
+        keys = self._keys
+        pipeline = self._redis.pipeline()
+        pipeline.zrem(keys.replicas, name)
+        pipeline.delete(keys.replica(name), keys.totals(name))
+        pipeline.srem(keys.drained, name)
+        pipeline.execute()
+
+    def _read(self, names: list[str]) -> dict[str, Replica]:
+        keys = self._keys
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.hgetall(keys.replica(name))
+            pipeline.zscore(keys.replicas, name)
+            pipeline.zcard(keys.waiting(name))
+            pipeline.scard(keys.running(name))
+            pipeline.hgetall(keys.totals(name))
+        answers: list[Any] = pipeline.execute() if names else []
+        now = self._clock()
+        replicas = {}
+        for place, name in enumerate(names):
+            mark, expires_at, waiting, running, totals = answers[place * 5 : place * 5 + 5]
+            if mark and expires_at is not None:
+                replicas[name] = _replica(mark, expires_at <= now, waiting, running, totals)
+        return replicas
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    digits = name[len(name.rstrip("0123456789")) :]
+    return (int(digits) if digits else 0, name)
+
+
+def _to_fields(heartbeat: Heartbeat) -> dict[str, str]:
+    fields = {
+        name: json.dumps(value)
+        for name, value in asdict(heartbeat).items()
+        if name not in {"name", "incarnation", "stage", "state"}
+    }
+    return {**fields, "stopping": "1" if heartbeat.stopping else "0"}
+
+
+def _replica(
+    mark: Mapping[str, str], expired: bool, waiting: int, running: int, totals: Mapping[str, str]
+) -> Replica:
+    plain = {
+        "name": mark["name"],
+        "incarnation": mark["incarnation"],
+        "stage": int(mark["stage"]),
+        "state": ReplicaState.GONE if expired else ReplicaState(mark["state"]),
+        "stopping": mark["stopping"] == "1",
+    }
+    rest = {
+        field: json.loads(mark[field])
+        for field in Heartbeat.__dataclass_fields__
+        if field not in plain and field in mark
+    }
+    return Replica(
+        heartbeat=Heartbeat(**{**rest, **plain, "devices": tuple(rest["devices"])}),
+        beat_at=float(mark["beat_at"]),
+        waiting=waiting,
+        running=running,
+        completed=int(totals.get("completed", 0)),
+        failed=int(totals.get("failed", 0)),
+        restarts=int(totals.get("restarts", 0)),
+    )

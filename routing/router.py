@@ -1,0 +1,168 @@
+"""The router: one place for what a client may do to a request or a replica, record first, message second.
+
+Submit, cancel, update and removal all go the same road: the change is written to the record, which is
+the truth, and then the replica that has the request is told, which is only speed.
+
+Does not know HTTP, nor what the parameters mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from redis import Redis
+
+from configs.errors import NotFound, StoreUnavailable
+from configs.settings import Settings
+from routing.broker import Broker
+from routing.claims import Claims
+from routing.output_store import OutputStore
+from routing.parameters import Parameters
+from routing.record import Priority, Request, Status
+from routing.registry import Registry, Replica
+from routing.request_store import CancelAnswer, RequestStore, Submission
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Routes requests to replicas and finds the replica that has one."""
+
+    store: RequestStore
+    claims: Claims
+    registry: Registry
+    broker: Broker
+    outputs: OutputStore
+
+    @classmethod
+    def open(cls, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time) -> Self:
+        """Put a router together from the settings and one connection."""
+        prefix = settings.redis_prefix
+        return cls(
+            store=RequestStore(
+                redis, prefix, settings.priority_age_s, settings.max_waiting_per_replica, clock
+            ),
+            claims=Claims(redis, prefix, settings.max_attempts, clock),
+            registry=Registry(redis, prefix, settings.heartbeat_expiry_s, clock),
+            broker=Broker(settings),
+            outputs=OutputStore(settings.outputs_url),
+        )
+
+    def submit(self, new: Submission) -> tuple[Request, bool]:
+        """Record a request on the next ready replica and wake it; return it and whether it is new.
+
+        Raises:
+            NoReadyReplica, QueueFull, IdempotencyMismatch: As :meth:`RequestStore.submit`.
+            StoreUnavailable: The replica's queue took no message; nothing is recorded.
+        """
+        request, created = self.store.submit(new)
+        if created and not self.broker.wake(request.replica, request.id, request.attempt):
+            self.store.cancel(request.id, remove=True)
+            raise StoreUnavailable(
+                "The queue did not take the request; nothing was recorded, send it again.", retry_after=2.0
+            )
+        return request, created
+
+    def cancel(self, request_id: str) -> tuple[Request, CancelAnswer]:
+        """Cancel a request wherever it is; return it as it stands then.
+
+        Raises:
+            NotFound: There is no such record.
+        """
+        answer = self.store.cancel(request_id)
+        request = self.store.get(request_id)
+        if answer is CancelAnswer.STOPPING:
+            self._tell(request)
+        return request, answer
+
+    def update(
+        self,
+        request: Request,
+        parameters: Parameters,
+        priority: Priority,
+        *,
+        timeout: float | None,
+        expires_in: float | None = None,
+    ) -> Request:
+        """Change a request as it was read, and tell its replica where it runs already.
+
+        Raises:
+            NotFound, Conflict: As :meth:`RequestStore.edit`.
+        """
+        changed = self.store.edit(request, parameters, priority, timeout=timeout, expires_in=expires_in)
+        if changed.status is Status.RUNNING:
+            node = self._node(changed.replica)
+            if node:
+                self.broker.update(node, changed.id, changed.attempt)
+        return changed
+
+    def remove(self, request_id: str) -> None:
+        """Cancel a request if needed and remove its record and files.
+
+        Raises:
+            NotFound: There is no such record.
+        """
+        request = self.store.get(request_id)
+        if self.store.cancel(request_id, remove=True) is CancelAnswer.STOPPING:
+            self._tell(request)
+        self.outputs.remove(request_id)
+
+    def drain(self, name: str) -> Replica:
+        """Take a replica out of the rotation and move what waits there to the others.
+
+        Raises:
+            NotFound: There is no such replica.
+        """
+        self._set_drained(name, drained=True)
+        self.move_waiting(name)
+        return self._replica(name)
+
+    def resume(self, name: str) -> Replica:
+        """Let a replica back into the rotation.
+
+        Raises:
+            NotFound: There is no such replica.
+        """
+        self._set_drained(name, drained=False)
+        return self._replica(name)
+
+    def move_waiting(self, name: str) -> int:
+        """Give the waiting requests of a replica to others of its stage; return how many moved."""
+        waiting, _running = self.claims.held_by(name)
+        moves = [move for request in waiting if (move := self.claims.move_waiting(request))]
+        for move in moves:
+            self.broker.wake(move.replica, move.id, move.attempt)
+        if moves:
+            _logger.info("moved %d waiting requests away from %s", len(moves), name)
+        return len(moves)
+
+    def _set_drained(self, name: str, *, drained: bool) -> None:
+        if not self.registry.set_drained(name, drained=drained):
+            raise _no_replica(name, self.registry.names())
+        node = self._node(name)
+        if node:
+            self.broker.beat(node)
+
+    def _replica(self, name: str) -> Replica:
+        replica = self.registry.get(name)
+        if replica is None:
+            raise _no_replica(name, self.registry.names())
+        return replica
+
+    def _tell(self, request: Request) -> None:
+        node = self._node(request.replica)
+        if node:
+            self.broker.cancel(node, request.id, request.attempt)
+
+    def _node(self, name: str) -> str | None:
+        replica = self.registry.get(name)
+        return replica.heartbeat.node if replica else None
+
+
+def _no_replica(name: str, known: list[str]) -> NotFound:
+    return NotFound(f"There is no replica {name!r}; known are {', '.join(known) or 'none'}.", param="name")

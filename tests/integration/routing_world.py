@@ -1,0 +1,103 @@
+"""A small world for the routing tests: a router over real Redis, replicas that beat, a clock by hand."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from dataclasses import dataclass, field
+
+from redis import Redis
+
+from configs.settings import Settings
+from routing.failover import Sweep
+from routing.parameters import Parameters
+from routing.record import Priority, Request
+from routing.registry import Heartbeat, ReplicaState
+from routing.router import Router
+from routing.request_store import Submission
+
+STAGE = 0
+MODEL = "tiny"
+
+
+@dataclass
+class Clock:
+    """Seconds since the epoch, moved by hand."""
+
+    now: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def forward(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class World:
+    """One service without processes: everything that a door or a replica would call."""
+
+    settings: Settings
+    redis: Redis
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.router = Router.open(self.settings, self.redis, self.clock)
+        self.incarnations: dict[str, str] = {}
+        self._serial = itertools.count(1)
+        self.sweep = Sweep(
+            self.redis, self.settings.redis_prefix, self.router, self.settings.retention_s, self.clock
+        )
+
+    def start(self, name: str, state: ReplicaState = ReplicaState.READY, stage: int = STAGE) -> str:
+        """Start a replica anew: a new incarnation that beats once."""
+        self.incarnations[name] = f"{int(self.clock.now * 1000):013d}-{next(self._serial):04d}"
+        self.beat(name, state, stage)
+        return self.incarnations[name]
+
+    def beat(self, name: str, state: ReplicaState = ReplicaState.READY, stage: int = STAGE) -> ReplicaState:
+        heartbeat = Heartbeat(
+            name=name,
+            incarnation=self.incarnations[name],
+            stage=stage,
+            model=MODEL,
+            state=state,
+            node=f"{name}@nowhere",
+            host="nowhere",
+            pid=1,
+            devices=(0,),
+            device_kind="cpu",
+        )
+        return self.router.registry.beat(heartbeat).state
+
+    def submission(self, **changes: object) -> Submission:
+        values: dict[str, object] = {
+            "id": f"req_{secrets.token_hex(6)}",
+            "stage": STAGE,
+            "model": MODEL,
+            "parameters": parameters(),
+            "priority": Priority.NORMAL,
+        }
+        return Submission(**{**values, **changes})  # type: ignore[arg-type]
+
+    def submit(self, **changes: object) -> Request:
+        self.clock.forward(0.001)
+        return self.router.store.submit(self.submission(**changes))[0]
+
+    def claim(self, name: str) -> Request | None:
+        return self.router.claims.claim(name, self.incarnations[name])
+
+    def get(self, request_id: str) -> Request:
+        return self.router.store.get(request_id)
+
+
+def parameters(**changes: object) -> Parameters:
+    values: dict[str, object] = {
+        "prompt": "a red circle",
+        "seed": 1,
+        "width": 64,
+        "height": 64,
+        "num_inference_steps": 4,
+        "guidance_scale": 3.0,
+    }
+    return Parameters(**{**values, **changes})  # type: ignore[arg-type]

@@ -1,0 +1,170 @@
+"""What dead, restarted and drained replicas held goes to the living, and the innocent are not blamed."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+
+from configs.settings import Settings
+from routing.record import Status
+from routing.registry import ReplicaState
+from tests.integration.routing_world import World
+
+
+@pytest.fixture
+def world(settings: Settings, redis_client: Redis) -> World:
+    return World(settings, redis_client)
+
+
+def _queue_length(world: World, name: str) -> int:
+    length: int = world.redis.llen(f"{world.settings.redis_prefix}{name}")  # type: ignore[assignment]
+    return length
+
+
+def _expire_all_but(world: World, *living: str) -> None:
+    world.clock.forward(world.settings.heartbeat_expiry_s + 0.1)
+    for name in living:
+        world.beat(name)
+
+
+def test_a_dead_replicas_requests_go_to_the_one_with_the_shortest_line(world: World) -> None:
+    for name in ("replica0", "replica1", "replica2"):
+        world.start(name)
+    requests = [world.submit() for _ in range(6)]
+    held = [request for request in requests if request.replica == "replica0"]
+    running = world.claim("replica0")
+    assert running is not None
+    assert world.claim("replica1") is not None
+    _expire_all_but(world, "replica1", "replica2")
+    assert world.sweep.run()
+    moved = [world.get(request.id) for request in held]
+    assert {request.status for request in moved} == {Status.QUEUED}
+    assert {request.attempt for request in moved} == {2}
+    assert sorted(request.crashes for request in moved) == [0, 1]
+    assert {request.replica for request in moved} <= {"replica1", "replica2"}
+    assert world.get(running.id).replica == "replica1"
+    assert sum(_queue_length(world, name) for name in ("replica1", "replica2")) == 2
+
+
+def test_a_request_keeps_its_place_in_the_line_when_it_moves(world: World) -> None:
+    world.start("replica0")
+    early = world.submit()
+    world.start("replica1")
+    late = [world.submit() for _ in range(4)]
+    _expire_all_but(world, "replica1")
+    world.sweep.run()
+    order = [claimed.id for _ in range(5) if (claimed := world.claim("replica1"))]
+    assert order == [early.id, *(request.id for request in late)]
+
+
+def test_a_restart_faster_than_the_expiry_is_seen_by_its_incarnation(world: World) -> None:
+    world.start("replica0")
+    request = world.submit()
+    assert world.claim("replica0") is not None
+    world.start("replica0")
+    world.sweep.run()
+    record = world.get(request.id)
+    assert (record.status, record.replica, record.attempt, record.crashes) == (
+        Status.QUEUED,
+        "replica0",
+        2,
+        1,
+    )
+    again = world.claim("replica0")
+    assert again is not None
+    assert again.attempt == 2
+
+
+def test_with_no_other_replica_requests_wait_for_their_own(world: World) -> None:
+    world.start("replica0")
+    waiting, running = world.submit(), world.submit()
+    assert world.claim("replica0") is not None
+    _expire_all_but(world)
+    world.sweep.run()
+    world.sweep.run()
+    assert {world.get(request.id).status for request in (waiting, running)} == {Status.QUEUED}
+    assert {world.get(request.id).replica for request in (waiting, running)} == {"replica0"}
+    world.start("replica1")
+    world.sweep.run()
+    assert {world.get(request.id).replica for request in (waiting, running)} == {"replica1"}
+
+
+def test_a_request_that_kills_its_replicas_fails_at_the_last_attempt(world: World, settings: Settings) -> None:
+    world.start("replica0")
+    poison, innocent = world.submit(), world.submit()
+    for _ in range(settings.max_attempts):
+        claimed = world.claim("replica0")
+        assert claimed is not None
+        assert claimed.id == poison.id
+        world.start("replica0")
+        world.sweep.run()
+    record = world.get(poison.id)
+    assert record.status is Status.FAILED
+    assert record.error is not None
+    assert record.error.code == "replica_crashed"
+    assert world.get(innocent.id).status is Status.QUEUED
+    assert world.get(innocent.id).crashes == 0
+
+
+def test_draining_moves_what_waits_and_keeps_what_runs(world: World) -> None:
+    world.start("replica0")
+    running, waiting = world.submit(), world.submit()
+    assert world.claim("replica0") is not None
+    world.start("replica1")
+    drained = world.router.drain("replica0")
+    assert drained.state is ReplicaState.DRAINING
+    assert world.get(running.id).status is Status.RUNNING
+    assert world.get(waiting.id).replica == "replica1"
+    assert world.beat("replica0") is ReplicaState.DRAINING
+    assert {world.submit().replica for _ in range(3)} == {"replica1"}
+    assert world.router.resume("replica0").state is ReplicaState.READY
+    assert {world.submit().replica for _ in range(3)} == {"replica0", "replica1"}
+
+
+def test_a_drained_replica_starts_nothing_even_where_it_is_the_only_one(world: World) -> None:
+    world.start("replica0")
+    request = world.submit()
+    world.router.drain("replica0")
+    assert world.claim("replica0") is None
+    world.router.resume("replica0")
+    claimed = world.claim("replica0")
+    assert claimed is not None
+    assert claimed.id == request.id
+
+
+def test_handing_back_blames_nobody(world: World) -> None:
+    world.start("replica0")
+    request = world.submit()
+    claimed = world.claim("replica0")
+    assert claimed is not None
+    world.start("replica1")
+    move = world.router.claims.hand_back(claimed)
+    assert move is not None
+    assert (move.replica, move.attempt) == ("replica1", 2)
+    assert world.get(request.id).crashes == 0
+    assert world.router.claims.hand_back(claimed) is None
+
+
+def test_one_sweep_at_a_time(world: World) -> None:
+    world.redis.set(f"{world.settings.redis_prefix}sweep", "somebody")
+    assert world.sweep.run() is False
+    world.redis.delete(f"{world.settings.redis_prefix}sweep")
+    assert world.sweep.run() is True
+
+
+def test_an_older_process_of_the_same_name_learns_that_it_is_superseded(world: World) -> None:
+    former = world.start("replica0")
+    newer = world.start("replica0")
+    world.incarnations["replica0"] = former
+    assert world.beat("replica0") is ReplicaState.GONE
+    replica = world.router.registry.get("replica0")
+    assert replica is not None
+    assert replica.heartbeat.incarnation == newer
+    assert replica.restarts == 1
+
+
+def test_a_replica_long_gone_is_forgotten(world: World) -> None:
+    world.start("replica0")
+    world.clock.forward(3601)
+    world.sweep.run()
+    assert world.router.registry.all() == []

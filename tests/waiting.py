@@ -1,0 +1,31 @@
+"""Waiting in tests: for a condition, with a deadline. The only place in the tests that may sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_PAUSE_S = 0.02
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
+    """Ask ``condition`` until it answers something true, and return that.
+
+    Raises:
+        AssertionError: It did not within ``timeout_s`` seconds; the message says ``what`` was awaited and
+            what the last answer or error was.
+    """
+    deadline = time.monotonic() + timeout_s
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            answer = condition()
+            if answer:
+                return answer
+            last = answer
+        except (OSError, AssertionError, LookupError) as error:
+            last = error
+        time.sleep(_PAUSE_S)
+    raise AssertionError(f"waited {timeout_s:g} s in vain for {what}; last seen: {last!r}")
