@@ -2,7 +2,7 @@
 
 It looks at the environment it is given, at device files and at the affinity of the process, and
 never imports torch: everything here must be known before torch is first imported. It starts
-nothing and sets nothing itself.
+nothing, and changes nothing but the affinity of the process, when asked to.
 """
 
 import os
@@ -23,20 +23,20 @@ _NOUNS: Final[Mapping[DeviceKind, str]] = {"cuda": "CUDA device", "cpu": "CPU co
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices this process may use; the number of a device is its place in the tuple.
+    """The devices this process may use, numbered from 0.
 
     Attributes:
-        cuda_devices: What CUDA_VISIBLE_DEVICES must hold for each GPU: its number or its UUID.
-        cpu_cores: The operating system's number of each core.
+        cuda_count: GPUs.
+        cpu_cores: The operating system's number of each core; ours is the place in the tuple.
     """
 
-    cuda_devices: tuple[str, ...]
+    cuda_count: int
     cpu_cores: tuple[int, ...]
 
     @property
     def kind(self) -> DeviceKind:
         """What device numbers mean where a stage leaves it open: CUDA devices if there are any."""
-        return "cuda" if self.cuda_devices else "cpu"
+        return "cuda" if self.cuda_count else "cpu"
 
     @property
     def count(self) -> int:
@@ -45,7 +45,7 @@ class Machine:
 
     def count_of(self, kind: DeviceKind) -> int:
         """Devices of the given kind."""
-        return len(self.cuda_devices if kind == "cuda" else self.cpu_cores)
+        return self.cuda_count if kind == "cuda" else len(self.cpu_cores)
 
     def kind_for(self, stage: StageConfig) -> DeviceKind:
         """What the device numbers of this stage mean on this machine."""
@@ -63,7 +63,9 @@ def detect_machine(environ: Mapping[str, str], device_folder: Path = Path("/dev"
     Raises:
         ConfigurationError: CUDA_VISIBLE_DEVICES names a device twice.
     """
-    return Machine(_cuda_devices(environ, device_folder), _cpu_cores())
+    listed = _listed_gpus(environ)
+    count = _gpu_files(device_folder) if listed is None else len(listed)
+    return Machine(count, _cpu_cores())
 
 
 def check_machine(stages: Sequence[StageConfig], machine: Machine) -> None:
@@ -85,15 +87,23 @@ def check_machine(stages: Sequence[StageConfig], machine: Machine) -> None:
         raise ConfigurationError.from_details(details, "this machine does not fit the stage file")
 
 
-def device_environment(plan: ReplicaPlan, machine: Machine) -> dict[str, str]:
+def device_environment(
+    plan: ReplicaPlan, machine: Machine, environ: Mapping[str, str]
+) -> dict[str, str]:
     """Return the variables that a replica's process must have before torch is imported.
 
     They are those of `runtime.env`, and CUDA_VISIBLE_DEVICES, empty for a replica on CPU cores.
     Such a one also gets as many threads as it has cores, unless `runtime.env` says otherwise.
+
+    Args:
+        plan: The replica.
+        machine: What `detect_machine` found in the same `environ`.
+        environ: Where CUDA_VISIBLE_DEVICES is set, device numbers count along its entries.
     """
     if machine.kind_for(plan.stage) == "cuda":
-        visible = ",".join(machine.cuda_devices[device] for device in plan.devices)
-        return {**plan.stage.runtime.env, "CUDA_VISIBLE_DEVICES": visible}
+        listed = _listed_gpus(environ)
+        entries = plan.devices if listed is None else [listed[device] for device in plan.devices]
+        return {**plan.stage.runtime.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, entries))}
     threads = str(len(plan.devices))
     return {
         "OMP_NUM_THREADS": threads,
@@ -113,12 +123,18 @@ def core_affinity(plan: ReplicaPlan, machine: Machine) -> frozenset[int]:
     return frozenset(machine.cpu_cores[device] for device in plan.devices)
 
 
-def _cuda_devices(environ: Mapping[str, str], device_folder: Path) -> tuple[str, ...]:
+def pin_to_cores(plan: ReplicaPlan, machine: Machine) -> None:
+    """Let this process run on the replica's cores only; a replica on CUDA devices runs anywhere."""
+    cores = core_affinity(plan, machine)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def _listed_gpus(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs; None when it is not set."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
-        files = [entry.name for entry in device_folder.glob("nvidia*")]
-        found = sum(1 for name in files if _NVIDIA_FILE.match(name))
-        return tuple(str(number) for number in range(found))
+        return None
     entries: list[str] = []
     for entry in (part.strip() for part in listed.split(",")):
         # As CUDA itself reads the list: it ends at the first entry that is no device.
@@ -126,11 +142,16 @@ def _cuda_devices(environ: Mapping[str, str], device_folder: Path) -> tuple[str,
             break
         if entry in entries:
             raise ConfigurationError(
-                f"{listed!r} names device {entry} twice; name each device once",
+                f"CUDA_VISIBLE_DEVICES: {listed!r} names device {entry} twice; "
+                "name each device once",
                 param="CUDA_VISIBLE_DEVICES",
             )
         entries.append(entry)
     return tuple(entries)
+
+
+def _gpu_files(device_folder: Path) -> int:
+    return sum(1 for entry in device_folder.glob("nvidia*") if _NVIDIA_FILE.match(entry.name))
 
 
 def _cpu_cores() -> tuple[int, ...]:

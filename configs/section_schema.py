@@ -61,10 +61,12 @@ class SectionSchema(Schema):
     def _mend(self, key: str) -> str:
         """What was probably meant: the key of another section, or one spelt nearly so."""
         others = [other for other in self._sections if not isinstance(self, other)]
-        for other in others:
-            if key in other._declared_fields:
-                return f"it belongs {other.section}"
+        home = next((other.section for other in others if key in other._declared_fields), None)
         near = _nearest(key, self.fields)
+        if home and near:
+            return f"did you mean {near}, or does it belong {home}?"
+        if home:
+            return f"it belongs {home}"
         if near:
             return f"did you mean {near}?"
         for other in others:

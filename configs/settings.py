@@ -56,6 +56,7 @@ class Settings:
         max_outputs: Largest `num_outputs_per_prompt`.
         log_level: DEBUG, INFO, WARNING, ERROR or CRITICAL.
         flower_port: TCP port of Flower.
+        run_dir: Folder of the launcher: Redis data, logs, its lock; and of the outputs by default.
     """
 
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
@@ -85,6 +86,7 @@ class Settings:
     max_outputs: int = 10
     log_level: str = "INFO"
     flower_port: int = 5555
+    run_dir: Path = REPOSITORY / ".run"
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -104,6 +106,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         values["stage_configs_path"] = Path(values["stage_configs_path"]).expanduser().absolute()
     if "outputs_url" in values:
         values["outputs_url"] = _outputs_url(values["outputs_url"])
+    if "run_dir" in values:
+        values["run_dir"] = Path(values["run_dir"]).expanduser().absolute()
+        values.setdefault("outputs_url", f"file://{values['run_dir']}/outputs")
     settings = Settings(**values)
     contradictions = _contradictions(settings)
     if contradictions:

@@ -76,3 +76,4 @@ class SettingsSchema(Schema):
     max_outputs = Whole(1, 10_000, "outputs", strict=False, data_key="MAX_OUTPUTS")
     log_level = OneOf(*LOG_LEVELS, data_key="LOG_LEVEL")
     flower_port = Whole(1, 65_535, "TCP port", strict=False, data_key="FLOWER_PORT")
+    run_dir = fields.String(data_key="RUN_DIR")

@@ -16,6 +16,10 @@ from configs.stage_fields import Devices, Environment, Model
 
 _MOST_REPLICAS: Final = 1024
 _MOST_DEVICES: Final = 1024
+_FED_BY_A_STAGE: Final = (
+    "feeds this stage from other stages, and each stage here answers requests on its own; "
+    "leave the key out, or serve the stages as one pipeline"
+)
 
 
 class ParallelConfigSchema(SectionSchema):
@@ -112,6 +116,8 @@ class StageSchema(SectionSchema):
             reason = _kind_fault(data)
             if reason:
                 raise ValidationError({"stage_type": [reason]})
+            if data.get("engine_input_source"):
+                raise ValidationError({"engine_input_source": [_FED_BY_A_STAGE]})
         return data
 
     @post_load

@@ -120,7 +120,7 @@ class Router:
         """
         self._set_drained(name, drained=True)
         self.move_waiting(name)
-        return self._replica(name)
+        return self.replica(name)
 
     def resume(self, name: str) -> Replica:
         """Let a replica back into the rotation.
@@ -129,7 +129,7 @@ class Router:
             NotFound: There is no such replica.
         """
         self._set_drained(name, drained=False)
-        return self._replica(name)
+        return self.replica(name)
 
     def move_waiting(self, name: str) -> int:
         """Give the waiting requests of a replica to others of its stage; return how many moved."""
@@ -148,7 +148,12 @@ class Router:
         if node:
             self.broker.beat(node)
 
-    def _replica(self, name: str) -> Replica:
+    def replica(self, name: str) -> Replica:
+        """Return a replica.
+
+        Raises:
+            NotFound: There is no such replica.
+        """
         replica = self.registry.get(name)
         if replica is None:
             raise _no_replica(name, self.registry.names())

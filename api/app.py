@@ -1,0 +1,77 @@
+"""The Flask application: one factory that puts the calls together.
+
+Importing has no effect, and neither has `create_app` beyond opening what is lazy: the threads of a
+process start with `service_of(app).start()`, which `api/gunicorn_conf.py` calls in each worker.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from flask import Flask, Response, g
+from flask_smorest import Api
+
+from api import docs_page, health, models, outputs, page, replicas, requests
+from api.errors import register_error_handlers
+from api.objects import ErrorAnswerSchema
+from api.service import Service, attach_service
+from configs.settings import Settings, load_settings
+
+VERSION: Final = "0.1.0"
+CALL_ID_HEADER: Final = "X-Request-ID"
+_DESCRIPTION: Final = (
+    "Diffusion pipelines behind one door. Submit a request, then poll it, wait for it or cancel it; "
+    "errors have one shape everywhere."
+)
+
+
+def create_app(settings: Settings | None = None) -> Flask:
+    """Make the application; without `settings` they are read from the environment.
+
+    Raises:
+        ConfigurationError: The environment or the stage file is refused.
+    """
+    settings = settings or load_settings()
+    app = Flask(__name__, static_folder=None)
+    app.config.update(_configuration(settings))
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    attach_service(app, Service.open(settings))
+    _register_calls(app)
+    # After the calls: flask-smorest brings a handler of its own, which ours replaces.
+    register_error_handlers(app)
+    app.before_request(_name_call)
+    app.after_request(_finish_headers)
+    return app
+
+
+def _configuration(settings: Settings) -> dict[str, Any]:
+    return {
+        "MAX_CONTENT_LENGTH": settings.max_body_bytes,
+        "API_TITLE": "Diffusion Replicas",
+        "API_VERSION": VERSION,
+        "OPENAPI_VERSION": "3.0.3",
+        "OPENAPI_URL_PREFIX": "/",
+        "OPENAPI_JSON_PATH": "openapi.json",
+        "API_SPEC_OPTIONS": {"info": {"description": _DESCRIPTION}},
+    }
+
+
+def _register_calls(app: Flask) -> None:
+    api = Api()
+    api.ERROR_SCHEMA = ErrorAnswerSchema
+    api.init_app(app)
+    for module in (requests, outputs, replicas, models, health):
+        api.register_blueprint(module.blueprint)
+    app.register_blueprint(docs_page.blueprint)
+    app.register_blueprint(page.blueprint)
+
+
+def _name_call() -> None:
+    g.call_id = f"call_{secrets.token_hex(8)}"
+
+
+def _finish_headers(response: Response) -> Response:
+    response.headers[CALL_ID_HEADER] = g.call_id
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response

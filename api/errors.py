@@ -1,0 +1,152 @@
+"""Error answers: the only place that makes one.
+
+Every error leaves as `{"error": {"message", "type", "param", "code", "details"}}`, whatever raised it.
+What is not foreseen leaves as a 500 that carries the id of the call and nothing else; the log has the
+rest. Knows Flask and the error tree of `configs/errors.py`; does not know what the calls do.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flask import Flask, Response, current_app, g, jsonify, request
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from werkzeug.exceptions import HTTPException
+
+from configs.errors import (
+    FieldError,
+    InvalidRequest,
+    MalformedRequest,
+    NotFound,
+    ServingError,
+    StoreUnavailable,
+    TooLarge,
+)
+
+_STORE_RETRY_S: Final = 2.0
+_TOO_MANY: Final = 429
+_SERVER: Final = 500
+_logger = logging.getLogger(__name__)
+
+
+def register_error_handlers(app: Flask) -> None:
+    """Answer every exception of the application's calls in the one shape."""
+    app.register_error_handler(ServingError, _serving_error)
+    app.register_error_handler(RedisError, _redis_error)
+    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(Exception, _unforeseen)
+
+
+def _serving_error(error: ServingError) -> Response:
+    if error.status == _SERVER:
+        return _unforeseen(error)
+    response = _answer(error.status, error.code, error.message, error.param, error.details)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(math.ceil(error.retry_after))
+    return response
+
+
+def _redis_error(error: RedisError) -> Response:
+    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+        _logger.warning("%s: Redis does not answer: %s", g.call_id, error)
+    else:
+        _logger.error("%s: Redis refused a command", g.call_id, exc_info=error)
+    return _serving_error(
+        StoreUnavailable(
+            "The store of requests does not answer; nothing was recorded. Send it again later.",
+            retry_after=_STORE_RETRY_S,
+        )
+    )
+
+
+def _http_error(error: HTTPException) -> Response | HTTPException:
+    """Answer what Flask, Werkzeug and webargs raise; redirects pass as they are."""
+    status = error.code
+    if status is None or status < 400:  # noqa: PLR2004 - errors begin there
+        return error
+    if status >= _SERVER:
+        return _unforeseen(error)
+    response = _serving_error(_translated(error)) if _is_ours(status) else _by_name(error, status)
+    if allow := dict(error.get_headers()).get("Allow"):
+        response.headers["Allow"] = allow
+    return response
+
+
+def _unforeseen(error: Exception) -> Response:
+    _logger.error("%s: %s %s failed", g.call_id, request.method, request.path, exc_info=error)
+    return _answer(
+        _SERVER,
+        ServingError.code,
+        f"Something went wrong here, not with your request. The log has it under {g.call_id}.",
+    )
+
+
+def _is_ours(status: int) -> bool:
+    return status in {
+        kind.status for kind in (MalformedRequest, NotFound, TooLarge, InvalidRequest)
+    }
+
+
+def _translated(error: HTTPException) -> ServingError:
+    match error.code:
+        case NotFound.status:
+            return NotFound(f"There is nothing at {request.path}; GET /docs lists the calls.")
+        case TooLarge.status:
+            limit = current_app.config["MAX_CONTENT_LENGTH"]
+            return TooLarge(f"The body is larger than the {limit} bytes it may have.")
+        case InvalidRequest.status:
+            return InvalidRequest.from_details(_query_errors(error), "The query is refused")
+        case _:
+            return MalformedRequest(error.description or "The call can not be read.")
+
+
+def _query_errors(error: HTTPException) -> list[FieldError]:
+    """Read what webargs says of query parameters: location, then name, then reasons."""
+    messages: Mapping[str, Mapping[str, list[str]]] = getattr(error, "data", {}).get("messages", {})
+    return [
+        FieldError(name, reason)
+        for fields in messages.values()
+        for name, reasons in fields.items()
+        for reason in reasons
+    ]
+
+
+def _by_name(error: HTTPException, status: int) -> Response:
+    message = error.description or error.name
+    if status == 405:  # noqa: PLR2004
+        message = f"{request.method} is not a method of {request.path}."
+    return _answer(status, error.name.lower().replace(" ", "_"), message)
+
+
+def _answer(
+    status: int,
+    code: str,
+    message: str,
+    param: str | None = None,
+    details: tuple[FieldError, ...] = (),
+) -> Response:
+    body: dict[str, Any] = {
+        "message": message,
+        "type": _type(status),
+        "param": param,
+        "code": code,
+    }
+    if details:
+        body["details"] = [
+            {"param": detail.param, "message": detail.message, "code": detail.code}
+            for detail in details
+        ]
+    response = jsonify({"error": body})
+    response.status_code = status
+    return response
+
+
+def _type(status: int) -> str:
+    if status >= _SERVER:
+        return "server_error"
+    return "rate_limit_error" if status == _TOO_MANY else "invalid_request_error"

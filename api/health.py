@@ -1,0 +1,78 @@
+"""The calls for whoever supervises the service: is the door up, and can it serve.
+
+Does not start or mend anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from flask_smorest import Blueprint
+
+from api.objects import HealthSchema, ReadinessSchema
+from api.service import current_service
+from configs.errors import FieldError, NoReadyReplica
+from configs.stages import StageConfig
+from routing.registry import Replica, ReplicaState
+
+_RETRY_S: Final = 1.0
+
+blueprint = Blueprint("health", __name__, description="For whoever supervises the service.")
+
+
+@blueprint.route("/health", methods=["GET"])
+@blueprint.response(200, HealthSchema)
+def health() -> dict[str, str]:
+    """Say that this process answers; Redis and the replicas are not asked."""
+    return {"status": "ok"}
+
+
+@blueprint.route("/ready", methods=["GET"])
+@blueprint.response(200, ReadinessSchema)
+def ready() -> dict[str, Any]:
+    """Say whether Redis answers and every stage has a ready replica; 503 names what is missing."""
+    service = current_service()
+    replicas = service.router.registry.all()
+    standing = [(stage, _of_stage(stage, replicas)) for stage in service.stages]
+    missing = [
+        FieldError(f"stage {stage.stage_id}", _why_not(stage, own), NoReadyReplica.code)
+        for stage, own in standing
+        if not _ready(own)
+    ]
+    if missing:
+        raise NoReadyReplica(
+            "\n".join(f"{error.param}: {error.message}" for error in missing),
+            details=missing,
+            retry_after=_RETRY_S,
+        )
+    return {
+        "status": "ready",
+        "stages": [
+            {"stage": stage.stage_id, "model": stage.model_name, "ready_replicas": len(_ready(own))}
+            for stage, own in standing
+        ],
+    }
+
+
+def _of_stage(stage: StageConfig, replicas: Sequence[Replica]) -> list[Replica]:
+    return [
+        replica
+        for replica in replicas
+        if replica.heartbeat.stage == stage.stage_id and replica.heartbeat.model == stage.model_name
+    ]
+
+
+def _ready(replicas: Sequence[Replica]) -> list[Replica]:
+    return [replica for replica in replicas if replica.state is ReplicaState.READY]
+
+
+def _why_not(stage: StageConfig, replicas: Sequence[Replica]) -> str:
+    if not replicas:
+        return f"no replica of {stage.model_name!r} has been seen"
+    each = (
+        f"{replica.name} is {replica.state}"
+        + (f" ({replica.heartbeat.error})" if replica.heartbeat.error else "")
+        for replica in replicas
+    )
+    return f"no replica of {stage.model_name!r} is ready: {', '.join(each)}"

@@ -1,0 +1,82 @@
+"""Held calls: clients that wait for the end of a request on an open connection.
+
+A held call sleeps until the stream of changes wakes it; it never asks again and again. Their number is
+bounded, so that calls that do not wait always find a thread. Does not know HTTP headers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from configs.errors import ServingError
+from routing.changes import Changes, Subscription
+from routing.record import Request
+from routing.request_store import RequestStore
+
+
+class TooManyWaits(ServingError):
+    """Raised when as many calls are held already as this process may hold."""
+
+    status: ClassVar[int] = 429
+    code: ClassVar[str] = "too_many_waits"
+    retryable: ClassVar[bool] = True
+
+
+class HeldCalls:
+    """The calls that this process holds."""
+
+    def __init__(self, store: RequestStore, changes: Changes, limit: int) -> None:
+        """Hold at most `limit` calls at a time."""
+        self._store = store
+        self._changes = changes
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._held: set[Subscription] = set()
+        self._closed = False
+
+    def wait(self, request: Request, seconds: float) -> Request:
+        """Return the request once it has ended, or as it stands after `seconds`, or when closing.
+
+        Raises:
+            TooManyWaits: The limit is reached.
+            NotFound: The record was removed meanwhile.
+            redis.RedisError: Redis did not answer.
+        """
+        deadline = time.monotonic() + seconds
+        with self._subscribed(request.id) as subscription:
+            while True:
+                # Read after subscribing: an end between the two would otherwise be missed.
+                request = self._store.get(request.id)
+                left = deadline - time.monotonic()
+                if request.is_terminal or left <= 0 or self._closed:
+                    return request
+                subscription.wait(left)
+
+    def close(self) -> None:
+        """Let every held call answer now, with the request as it stands; hold none from now on."""
+        self._closed = True
+        with self._lock:
+            held = list(self._held)
+        for subscription in held:
+            subscription.notify()
+
+    @contextmanager
+    def _subscribed(self, request_id: str) -> Iterator[Subscription]:
+        with self._changes.subscribe(request_id, only_end=True) as subscription:
+            with self._lock:
+                if len(self._held) >= self._limit:
+                    raise TooManyWaits(
+                        f"This process already holds {self._limit} calls; ask without "
+                        "`Prefer: wait`, or again later.",
+                        retry_after=1.0,
+                    )
+                self._held.add(subscription)
+            try:
+                yield subscription
+            finally:
+                with self._lock:
+                    self._held.remove(subscription)

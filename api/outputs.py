@@ -1,0 +1,68 @@
+"""The call for an output: the file of one request and index.
+
+A file never changes under its URL, so clients may keep it. Does not know what is in it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from flask import Response
+from flask import request as call
+from flask_smorest import Blueprint
+
+from api.service import current_service
+from configs.errors import NotFound
+from routing.parameters import MEDIA_TYPES
+from routing.record import Output, Request
+
+_FILE_SCHEMA = {"type": "string", "format": "binary"}
+_logger = logging.getLogger(__name__)
+
+blueprint = Blueprint("outputs", __name__, description="The files that requests produced.")
+
+
+@blueprint.route("/v1/requests/<request_id>/outputs/<int:index>", methods=["GET"])
+@blueprint.doc(
+    responses={
+        200: {
+            "description": "The file; its ETag is the SHA-256 of its bytes.",
+            "content": {
+                media_type: {"schema": _FILE_SCHEMA} for media_type in MEDIA_TYPES.values()
+            },
+        }
+    }
+)
+@blueprint.alt_response(304, description="It is the one whose ETag was sent.", success=True)
+def fetch(request_id: str, index: int) -> Response:
+    """Return the file of output `index`, counted from 0."""
+    service = current_service()
+    request = service.router.store.get(request_id)
+    output = _output(request, index)
+    if call.if_none_match.contains(output.sha256):
+        response = Response(status=304)
+    else:
+        try:
+            data = service.router.outputs.read(output.name)
+        except FileNotFoundError:
+            _logger.error("the file %s of request %s is gone", output.name, request.id)
+            raise NotFound(f"The file of output {index} is gone; make it again.") from None
+        response = Response(data, mimetype=output.media_type)
+        name = f"{request.id}-{index}.{output.name.rpartition('.')[2]}"
+        response.headers["Content-Disposition"] = f'inline; filename="{name}"'
+    response.set_etag(output.sha256)
+    age = int(service.settings.retention_s)
+    response.headers["Cache-Control"] = f"private, max-age={age}, immutable"
+    return response
+
+
+def _output(request: Request, index: int) -> Output:
+    if index < len(request.outputs):
+        return request.outputs[index]
+    if not request.is_terminal:
+        raise NotFound(f"Request {request.id} is {request.status} and has no outputs yet.")
+    raise NotFound(
+        f"Request {request.id} is {request.status} with {len(request.outputs)} outputs; "
+        f"there is none with index {index}.",
+        param="index",
+    )

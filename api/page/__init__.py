@@ -1,0 +1,33 @@
+"""The playground: one page at `/` that talks to the calls as any other client does.
+
+Serves three files as they are. Does not know the calls, and the page needs nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from flask import Blueprint, Response, send_from_directory
+
+_HERE: Final = Path(__file__).parent
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+blueprint = Blueprint("page", __name__)
+
+
+@blueprint.get("/")
+def show() -> Response:
+    """Return the page."""
+    response = send_from_directory(_HERE, "index.html")
+    response.headers["Content-Security-Policy"] = _POLICY
+    return response
+
+
+@blueprint.get("/page/<any('page.js', 'requests.js', 'page.css'):name>")
+def file(name: str) -> Response:
+    """Return a file of the page."""
+    return send_from_directory(_HERE, name)

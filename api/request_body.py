@@ -1,0 +1,182 @@
+"""A request's body, from JSON to the values that the router takes: for a new request and for an edit.
+
+Puts the checks together, so that all wrong fields are named in one answer whichever check found them.
+Does not know how the body was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from marshmallow import ValidationError
+
+from api.catalog import Catalog, ServedModel
+from api.parameter_checks import ParameterChecks, complete, shown
+from api.request_schema import RequestBodySchema
+from configs.errors import (
+    FieldError,
+    InvalidRequest,
+    NotEditable,
+    NotEditableWhileRunning,
+)
+from configs.refusal import field_errors
+from configs.settings import Settings
+from routing.parameters import Parameters
+from routing.record import Priority, Request, Status
+
+_HEADING: Final = "The request is refused"
+_MAX_SECONDS: Final = 31_536_000.0
+_NEVER_CHANGED: Final = frozenset({"model", "metadata"})
+_CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "timeout"})
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A right body of a new request."""
+
+    model: ServedModel
+    parameters: Parameters
+    priority: Priority
+    expires_in: float | None
+    timeout: float | None
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a request is to be after an edit; `expires_in` is None where it stays as it is."""
+
+    parameters: Parameters
+    priority: Priority
+    timeout: float | None
+    expires_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BodyReader:
+    """Reads bodies against the models that are served now."""
+
+    catalog: Catalog
+    settings: Settings
+
+    def new(self, body: Mapping[str, Any]) -> NewRequest:
+        """Read the body of a new request.
+
+        Raises:
+            InvalidRequest: One or more fields are wrong; all are named.
+            NoReadyReplica: No replica has loaded the model yet.
+        """
+        given, details = _shaped(body, partial=False)
+        details += _refused_seconds(given)
+        try:
+            model = self.catalog.find(given.get("model"))
+        except InvalidRequest as unknown:
+            wrong_already = any(detail.param == "model" for detail in details)
+            raise _refusal([*details, *(() if wrong_already else unknown.details)]) from None
+        values = complete(_parameters_of(given), model)
+        self._check(values, model, details)
+        return NewRequest(
+            model=model,
+            parameters=Parameters(**values),
+            priority=Priority(given.get("priority", Priority.NORMAL)),
+            expires_in=given.get("expires_in"),
+            timeout=given.get("timeout"),
+            metadata=given.get("metadata", {}),
+        )
+
+    def edit(self, body: Mapping[str, Any], request: Request) -> Edit:
+        """Read the body of an edit of `request`, which it is laid over; null puts a default back.
+
+        Raises:
+            InvalidRequest: One or more fields are wrong; all are named.
+            NotEditable: The request has ended, or a field never changes.
+            NotEditableWhileRunning: The engine can not change a field between two steps.
+        """
+        given, details = _shaped(body, partial=True)
+        details += _refused_seconds(given)
+        if details:
+            raise _refusal(details)
+        _refuse_by_state(body, request)
+        model = self.catalog.find(request.model)
+        current = request.parameters.to_json()
+        kept = {
+            name: value
+            for name, value in current.items()
+            if value is not None and (name not in body or body[name] is not None)
+        }
+        values = complete({**kept, **_parameters_of(given)}, model)
+        self._check(values, model, details)
+        priority = given.get("priority", request.priority if "priority" not in body else "normal")
+        return Edit(
+            parameters=Parameters(**values),
+            priority=Priority(priority),
+            timeout=given.get("timeout", request.timeout if "timeout" not in body else None),
+            expires_in=given.get("expires_in"),
+        )
+
+    def _check(
+        self, values: Mapping[str, Any], model: ServedModel, details: list[FieldError]
+    ) -> None:
+        skip = frozenset(detail.param for detail in details)
+        details = [*details, *ParameterChecks(values, model, self.settings, skip).errors()]
+        if details:
+            raise _refusal(details)
+
+
+def _shaped(body: Mapping[str, Any], *, partial: bool) -> tuple[dict[str, Any], list[FieldError]]:
+    """Return the fields of the right type, size taken apart, and what is wrong with the others."""
+    try:
+        given: dict[str, Any] = RequestBodySchema(partial=partial).load(body)
+        details: list[FieldError] = []
+    except ValidationError as refused:
+        given = dict(refused.valid_data or {})
+        details = field_errors(refused, body)
+    size = given.pop("size", None)
+    if size is not None:
+        if body.get("width") is not None or body.get("height") is not None:
+            details.append(
+                FieldError("size", "stands beside width or height; give one or the other")
+            )
+        else:
+            given["width"], given["height"] = size
+    return given, details
+
+
+def _parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    names = Parameters.__dataclass_fields__
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _refused_seconds(given: Mapping[str, Any]) -> list[FieldError]:
+    return [
+        FieldError(
+            name, f"{shown(given[name])} is not above 0 and at most {_MAX_SECONDS:.0f} seconds"
+        )
+        for name in ("expires_in", "timeout")
+        if name in given and not 0 < given[name] <= _MAX_SECONDS
+    ]
+
+
+def _refuse_by_state(body: Mapping[str, Any], request: Request) -> None:
+    if request.is_terminal:
+        raise NotEditable(
+            f"Request {request.id} is {request.status}; what has ended stays as it is."
+        )
+    fixed = sorted(_NEVER_CHANGED.intersection(body))
+    if fixed:
+        raise NotEditable(
+            f"{', '.join(fixed)} of a request never changes; send a new one.", param=fixed[0]
+        )
+    late = sorted(set(body) - _CHANGED_WHILE_RUNNING)
+    if request.status is Status.RUNNING and late:
+        raise NotEditableWhileRunning(
+            f"{', '.join(late)} can not be changed while the request runs; "
+            f"{' and '.join(sorted(_CHANGED_WHILE_RUNNING))} can.",
+            param=late[0],
+        )
+
+
+def _refusal(details: list[FieldError]) -> InvalidRequest:
+    return InvalidRequest.from_details(details, _HEADING)

@@ -1,0 +1,180 @@
+"""The shape of a request's body: which fields there are, and of which type.
+
+Every wrong field is found at once. Limits are not checked here: they depend on the model and the
+settings (`api/parameter_checks.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, ClassVar, Final
+
+from marshmallow import EXCLUDE, Schema, ValidationError, fields, pre_load, validates_schema
+
+from configs.field_types import OneOf
+from configs.refusal import UNKNOWN_KEY
+from routing.parameters import OUTPUT_FORMATS
+from routing.record import Priority
+
+NOT_SERVED: Final = frozenset(
+    "affinity_key fps image lora mask_image num_frames preview strength webhook".split()
+)
+_SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
+_MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
+_SHORTEST_PART: Final = 4
+_NEAR: Final = 0.6
+
+
+def described(text: str, **more: Any) -> dict[str, Any]:
+    """Return the metadata of a field that OpenAPI shows."""
+    return {"description": text, **more}
+
+
+class _Whole(fields.Integer):
+    """A whole number: neither text, nor true, nor 4.0."""
+
+    def __init__(self, text: str, **more: Any) -> None:
+        reason = "is not a whole number"
+        super().__init__(
+            strict=True,
+            error_messages={"invalid": reason, "too_large": reason},
+            metadata=described(text, **more),
+        )
+
+
+class _Number(fields.Float):
+    """A finite number: neither text nor true."""
+
+    def __init__(self, text: str, **more: Any) -> None:
+        reason = "is not a number"
+        super().__init__(
+            error_messages={"invalid": reason, "special": "is not finite", "too_large": reason},
+            metadata=described(text, **more),
+        )
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **options: Any) -> float:
+        if isinstance(value, str):
+            raise self.make_error("invalid", input=value)
+        return super()._deserialize(value, attr, data, **options)
+
+
+class _Text(fields.String):
+    def __init__(self, text: str, *, required: bool = False, **more: Any) -> None:
+        super().__init__(
+            required=required,
+            error_messages={"invalid": "is not text", "required": "is missing"},
+            metadata=described(text, **more),
+        )
+
+
+class _Flag(fields.Boolean):
+    """true or false, and no word or number instead."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(metadata=described(text))
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> bool:
+        if not isinstance(value, bool):
+            raise ValidationError("is neither true nor false")
+        return value
+
+
+class _Size(fields.String):
+    """`"64x48"`, as (width, height)."""
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> Any:
+        match = _SIZE.match(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValidationError('is not a size; write width x height, such as "64x64"')
+        return int(match[1]), int(match[2])
+
+
+class _Metadata(fields.Dict):
+    """A few short texts by short names."""
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise ValidationError("is not an object of short texts")
+        if len(value) > _MAX_PAIRS:
+            raise ValidationError(f"has {len(value)} entries; {_MAX_PAIRS} is the most")
+        faults = {
+            name[:_MAX_NAME]: [fault]
+            for name, text in value.items()
+            if (fault := _fault(name, text))
+        }
+        if faults:
+            raise ValidationError(faults)
+        return value
+
+
+def _fault(name: str, text: Any) -> str | None:
+    if not 1 <= len(name) <= _MAX_NAME:
+        return f"has a name of {len(name)} characters; 1 to {_MAX_NAME} are right"
+    if not isinstance(text, str):
+        return "is not text"
+    if len(text) > _MAX_VALUE:
+        return f"has {len(text)} characters; {_MAX_VALUE} is the most"
+    return None
+
+
+class RequestBodySchema(Schema):
+    """What `POST /v1/requests` takes. null counts as not given; a field unknown here is refused."""
+
+    class Meta:
+        """Unknown fields are refused by hand, with the nearest known one."""
+
+        unknown: ClassVar[str] = EXCLUDE
+
+    model = _Text("Which model; may be left out where there is only one.", example="tiny")
+    task = _Text("What the pipeline is to do.", default="text-to-image")
+    prompt = _Text("What the output should show.", required=True, example="a red circle")
+    negative_prompt = _Text("What it should not show.")
+    width = _Whole("Pixels; a multiple of the model's size multiple.", minimum=1)
+    height = _Whole("Pixels; a multiple of the model's size multiple.", minimum=1)
+    size = _Size(
+        metadata=described("Width and height in one, instead of the two.", example="64x64")
+    )
+    num_inference_steps = _Whole("Denoising steps.", minimum=1)
+    guidance_scale = _Number("Weight of the prompt (classifier-free guidance).", minimum=0)
+    true_cfg_scale = _Number("The same, for guidance-distilled families.", minimum=0)
+    num_outputs_per_prompt = _Whole("How many outputs; output k has seed + k.", minimum=1)
+    seed = _Whole(
+        "Seed of output 0; the last output's may be 2^63 - 1 at most. Drawn, and shown in the "
+        "answer, where none is given.",
+        minimum=0,
+    )
+    scheduler = _Text("Noise scheduler by class name; the model's own where none is given.")
+    output_format = OneOf(*OUTPUT_FORMATS, metadata=described("File format of the outputs."))
+    output_compression = _Whole("Quality of jpeg and webp.", minimum=0, maximum=100)
+    deterministic = _Flag("Run alone, so that the bytes are equal on any replica.")
+    priority = OneOf(*Priority, metadata=described("Place in the line.", default="normal"))
+    expires_in = _Number("Seconds within which it must start.", minimum=0)
+    timeout = _Number("Seconds it may run.", minimum=0)
+    metadata = _Metadata(
+        keys=fields.String(),
+        values=fields.String(),
+        metadata=described(
+            f"Up to {_MAX_PAIRS} short texts of your own (names up to {_MAX_NAME}, texts up to "
+            f"{_MAX_VALUE} characters), handed back as they are."
+        ),
+    )
+
+    @pre_load
+    def _drop_nulls(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        return {name: value for name, value in data.items() if value is not None}
+
+    @validates_schema(pass_original=True, skip_on_field_errors=False)
+    def _refuse_unknown(self, _: Any, original: Mapping[str, Any], **__: Any) -> None:
+        unknown = [name for name in original if name not in self.fields]
+        if unknown:
+            raise ValidationError({name: [_unknown(name, list(self.fields))] for name in unknown})
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if name in NOT_SERVED:
+        return "is not served by this version; leave it out"
+    near = [field for field in known if len(name) >= _SHORTEST_PART and name in field]
+    near = near or get_close_matches(name, known, n=1, cutoff=_NEAR)
+    return f"{UNKNOWN_KEY}; " + (f"did you mean {near[0]}?" if near else "leave it out")

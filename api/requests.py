@@ -1,0 +1,192 @@
+"""The calls of a request's life: submit, look, wait, list, change, cancel, remove.
+
+From here a request goes on to `routing/router.py`. Does not know how a body is checked
+(`api/request_body.py`) nor how a record looks in Redis.
+"""
+
+from __future__ import annotations
+
+import secrets
+from itertools import islice
+from typing import Any, Final
+
+from flask import Response
+from flask_smorest import Blueprint
+
+from api.call_headers import IDEMPOTENCY_KEY, idempotency_key, preferred_wait
+from api.held_calls import TooManyWaits
+from api.json_body import fingerprint, read_json_object
+from api.objects import ListQuerySchema, RequestListSchema, RequestObjectSchema
+from api.presentation import list_object, request_object, request_url
+from api.request_body import BodyReader
+from api.request_schema import RequestBodySchema
+from api.service import Service, current_service
+from configs.errors import Conflict, NotEditable
+from routing.record import Request
+from routing.request_store import CancelAnswer, Submission
+
+Answer = tuple[dict[str, Any], int, dict[str, str]]
+_EDIT_TRIES: Final = 3
+_PREFER: Final = {
+    "in": "header",
+    "name": "Prefer",
+    "schema": {"type": "string", "example": "wait=30"},
+    "description": "wait=N holds the answer up to N seconds, until the request has ended.",
+}
+_KEY: Final = {
+    "in": "header",
+    "name": IDEMPOTENCY_KEY,
+    "schema": {"type": "string", "maxLength": 255},
+    "description": "A name of your own: the same one with the same body submits only once.",
+}
+_APPLIED: Final = {"Preference-Applied": {"schema": {"type": "string"}}}
+_SUBMIT_HEADERS: Final = {"Location": {"schema": {"type": "string"}}, **_APPLIED}
+
+blueprint = Blueprint("requests", __name__, description="Submit, follow, change and cancel.")
+
+
+def _body(schema: Any) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+@blueprint.route("/v1/requests", methods=["POST"])
+@blueprint.doc(requestBody=_body(RequestBodySchema), parameters=[_PREFER, _KEY])
+@blueprint.response(
+    202, RequestObjectSchema, headers=_SUBMIT_HEADERS, description="Accepted; it waits or runs."
+)
+@blueprint.alt_response(
+    200,
+    schema=RequestObjectSchema,
+    headers=_SUBMIT_HEADERS,
+    description="It ended while the call was held, or this Idempotency-Key was used before.",
+    success=True,
+)
+def submit() -> Answer:
+    """Submit a request."""
+    service = current_service()
+    key, seconds = idempotency_key(), preferred_wait(service.settings.max_wait_s)
+    body = read_json_object()
+    new = BodyReader(service.catalog, service.settings).new(body)
+    submission = Submission(
+        id=f"req_{secrets.token_hex(12)}",
+        stage=new.model.stage,
+        model=new.model.name,
+        parameters=new.parameters,
+        priority=new.priority,
+        expires_in=new.expires_in,
+        timeout=new.timeout,
+        metadata=new.metadata,
+        idempotency_key=key,
+        fingerprint=fingerprint(body),
+    )
+    request, created = service.router.submit(submission)
+    headers = {"Location": request_url(request.id)}
+    try:
+        request, applied = _held(service, request, seconds)
+        headers |= applied
+    except TooManyWaits:
+        # It is accepted: an answer without Preference-Applied says that nobody waited.
+        pass
+    status = 202 if created and not request.is_terminal else 200
+    return _shown(service, request), status, headers
+
+
+@blueprint.route("/v1/requests/<request_id>", methods=["GET"])
+@blueprint.doc(parameters=[_PREFER])
+@blueprint.response(200, RequestObjectSchema, headers=_APPLIED)
+def look(request_id: str) -> Answer:
+    """Return a request; `Prefer: wait=N` holds the answer until it has ended, or N seconds."""
+    service = current_service()
+    seconds = preferred_wait(service.settings.max_wait_s)
+    request = service.router.store.get(request_id)
+    request, applied = _held(service, request, seconds)
+    return _shown(service, request), 200, applied
+
+
+@blueprint.route("/v1/requests", methods=["GET"])
+@blueprint.arguments(ListQuerySchema, location="query", unknown="raise")
+@blueprint.response(200, RequestListSchema)
+def newest(query: dict[str, Any]) -> dict[str, Any]:
+    """List requests, the newest first; the id of the last one, as `after`, asks for the next page."""
+    service = current_service()
+    limit = query["limit"]
+    matching = (
+        request
+        for request in service.router.store.newest(query.get("after"))
+        if query.get("status") in {None, request.status}
+        and query.get("model") in {None, request.model}
+    )
+    page = list(islice(matching, limit + 1))
+    shown = [_shown(service, request) for request in page[:limit]]
+    return list_object(shown, has_more=len(page) > limit)
+
+
+@blueprint.route("/v1/requests/<request_id>", methods=["PATCH"])
+@blueprint.doc(requestBody=_body(RequestBodySchema(partial=True)))
+@blueprint.response(200, RequestObjectSchema)
+def edit(request_id: str) -> dict[str, Any]:
+    """Change a request: anything while it waits, guidance_scale and timeout while it runs."""
+    service = current_service()
+    body = read_json_object()
+    for tries_left in reversed(range(_EDIT_TRIES)):
+        request = service.router.store.get(request_id)
+        try:
+            return _shown(service, _edited(service, request, body))
+        except NotEditable:
+            raise
+        except Conflict as conflict:
+            # It moved on between reading and writing; what is allowed may have changed with it.
+            if type(conflict) is not Conflict or not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+@blueprint.route("/v1/requests/<request_id>/cancel", methods=["POST"])
+@blueprint.response(200, RequestObjectSchema, description="It has ended, now or before.")
+@blueprint.alt_response(
+    202,
+    schema=RequestObjectSchema,
+    description="It runs; its replica stops it at the next step.",
+    success=True,
+)
+def cancel(request_id: str) -> Answer:
+    """Cancel a request, wherever it is."""
+    service = current_service()
+    request, answer = service.router.cancel(request_id)
+    stopping = answer is CancelAnswer.STOPPING and not request.is_terminal
+    return _shown(service, request), 202 if stopping else 200, {}
+
+
+@blueprint.route("/v1/requests/<request_id>", methods=["DELETE"])
+@blueprint.response(204, description="Canceled if needed; record and files are gone.")
+def remove(request_id: str) -> Response:
+    """Remove a request with its outputs, and cancel it first if it has not ended."""
+    current_service().router.remove(request_id)
+    return Response(status=204)
+
+
+def _held(service: Service, request: Request, seconds: int) -> tuple[Request, dict[str, str]]:
+    """Hold the call up to `seconds`; return the request then, and the header that says so."""
+    if not seconds:
+        return request, {}
+    if not request.is_terminal:
+        request = service.held_calls.wait(request, seconds)
+    return request, {"Preference-Applied": f"wait={seconds}"}
+
+
+def _edited(service: Service, request: Request, body: dict[str, Any]) -> Request:
+    change = BodyReader(service.catalog, service.settings).edit(body, request)
+    if not body:
+        return request
+    return service.router.update(
+        request,
+        change.parameters,
+        change.priority,
+        timeout=change.timeout,
+        expires_in=change.expires_in,
+    )
+
+
+def _shown(service: Service, request: Request) -> dict[str, Any]:
+    position = service.router.store.queue_position(request)
+    return request_object(request, position, service.settings.retention_s)

@@ -1,0 +1,89 @@
+"""The service behind the calls: settings, stages, router and the threads of this process.
+
+One object for each application, reached by `current_service()`. Does not know the calls themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Self
+
+from flask import Flask, current_app
+from redis import Redis
+
+from api.catalog import Catalog
+from api.held_calls import HeldCalls
+from configs.settings import Settings
+from configs.stages import StageConfig, load_stages
+from routing.changes import Changes
+from routing.connection import connect
+from routing.failover import Sweep, Sweeper
+from routing.router import Router
+
+_EXTENSION: Final = "diffusion_service"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a call needs, put together once for each process."""
+
+    settings: Settings
+    stages: tuple[StageConfig, ...]
+    redis: Redis
+    router: Router
+    catalog: Catalog
+    changes: Changes
+    held_calls: HeldCalls
+    sweeper: Sweeper
+
+    @classmethod
+    def open(cls, settings: Settings) -> Self:
+        """Put the parts together; nothing is connected and no thread runs yet.
+
+        Raises:
+            ConfigurationError: The stage file is refused.
+        """
+        stages = load_stages(settings.stage_configs_path)
+        redis = connect(settings.redis_url)
+        router = Router.open(settings, redis)
+        changes = Changes(redis, settings.redis_prefix)
+        sweep = Sweep(redis, settings.redis_prefix, router, settings.retention_s)
+        return cls(
+            settings=settings,
+            stages=stages,
+            redis=redis,
+            router=router,
+            catalog=Catalog(stages, router.registry),
+            changes=changes,
+            held_calls=HeldCalls(router.store, changes, settings.max_long_polls),
+            sweeper=Sweeper(sweep, settings.sweep_s),
+        )
+
+    def start(self) -> None:
+        """Start the threads; each process does so after it was forked."""
+        self.changes.start()
+        self.sweeper.start()
+
+    def stop(self) -> None:
+        """Let the held calls go, end the threads and close the connections."""
+        self.held_calls.close()
+        self.changes.stop()
+        self.sweeper.stop()
+        self.router.broker.close()
+        self.redis.close()
+
+
+def attach_service(app: Flask, service: Service) -> None:
+    """Make `service` the one that the calls of `app` find."""
+    app.extensions[_EXTENSION] = service
+
+
+def service_of(app: Flask) -> Service:
+    """Return the service of an application."""
+    service: Service = app.extensions[_EXTENSION]
+    return service
+
+
+def current_service() -> Service:
+    """Return the service of the application whose call is at hand."""
+    return service_of(current_app)

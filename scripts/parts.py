@@ -1,0 +1,157 @@
+"""The parts of this service: Redis, one worker for each replica, the API, and Flower.
+
+Says which command each is, when it counts as ready and in which order they end. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from configs.settings import Settings
+from configs.stages import ReplicaPlan
+from routing.registry import Registry, Replica, ReplicaState
+from scripts.part import Part
+from scripts.redis_server import RedisServer
+
+_API, _WORK, _STORE = range(3)  # the order in which they end
+_API_GRACE_S: Final = 1.0
+_STORE_GRACE_S: Final = 1.0
+_HAND_BACK_S: Final = 2.0  # after the drain: requests handed back, the registry told
+_LOOK_S: Final = 0.3
+_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104
+
+
+def redis_part(server: RedisServer) -> Part:
+    """Our own Redis: the first to start and the last to end."""
+    return Part(
+        name="redis",
+        command=server.command,
+        ready=server.ready,
+        stop_order=_STORE,
+        grace_s=_STORE_GRACE_S,
+        # It ends by SIGTERM with its file complete, whatever the others are doing.
+        orphan_signal=signal.SIGTERM,
+    )
+
+
+def worker_part(plan: ReplicaPlan, settings: Settings, registry: Registry) -> Part:
+    """The worker that is one replica; its devices, pool and name follow from the queue's name."""
+    return Part(
+        name=plan.name,
+        command=(*_celery("worker"), "-Q", plan.name, "-l", "WARNING", "-E"),
+        ready=lambda pid: _ready_replica(registry, plan.name, pid),
+        failure=lambda pid: _failure(registry, plan.name, pid),
+        stop_order=_WORK,
+        grace_s=settings.drain_s + _HAND_BACK_S,
+    )
+
+
+def api_part(settings: Settings) -> Part:
+    """The API's server; while the replicas end it still answers the calls it holds."""
+    host, port = reachable(settings.api_host), settings.api_port
+    return Part(
+        name="api",
+        command=(
+            *(sys.executable, "-m", "gunicorn"),
+            *("-c", "python:api.gunicorn_conf", "api.wsgi:app"),
+        ),
+        ready=lambda _pid: base_url(host, port) if _is_healthy(host, port) else None,
+        stop_order=_API,
+        grace_s=_API_GRACE_S,
+        lingers=True,
+        # Its master has processes of its own to end.
+        orphan_signal=signal.SIGTERM,
+    )
+
+
+def flower_part(settings: Settings) -> Part:
+    """Flower, on loopback: its figures and pages are open to whoever reaches them."""
+    host, port = "127.0.0.1", settings.flower_port
+    return Part(
+        name="flower",
+        command=(*_celery("flower"), f"--address={host}", f"--port={port}"),
+        ready=lambda _pid: base_url(host, port) if _listens(host, port) else None,
+        environment={"FLOWER_UNAUTHENTICATED_API": None},
+        stop_order=_WORK,
+        grace_s=_API_GRACE_S,
+    )
+
+
+def parts_environment(settings: Settings, replicas: Sequence[ReplicaPlan]) -> Mapping[str, str]:
+    """Return the variables by which every part sees the same settings as the launcher."""
+    return {
+        "REDIS_URL": settings.redis_url,
+        "STAGE_CONFIGS_PATH": str(settings.stage_configs_path),
+        "OUTPUTS_URL": settings.outputs_url,
+        "API_HOST": settings.api_host,
+        "API_PORT": str(settings.api_port),
+        "REPLICA_OFFSET": str(replicas[0].index),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def reachable(host: str) -> str:
+    """Return the address at which this host reaches a server that listens on ``host``."""
+    return _ANYWHERE.get(host, host)
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL of a server, an IPv6 address in brackets."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _celery(command: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "celery", "-A", "workers", command)
+
+
+def _read(registry: Registry, name: str, pid: int) -> Replica | None:
+    """The registry's word on the replica, if it speaks of this very process."""
+    with suppress(RedisError):
+        replica = registry.get(name)
+        if replica is not None and replica.heartbeat.pid == pid:
+            return replica
+    return None
+
+
+def _ready_replica(registry: Registry, name: str, pid: int) -> str | None:
+    replica = _read(registry, name, pid)
+    if replica is None or replica.state not in {ReplicaState.READY, ReplicaState.DRAINING}:
+        return None
+    mark = replica.heartbeat
+    noun = "cpu core" if mark.device_kind == "cpu" else "cuda device"
+    where = f"{noun}{'s' if len(mark.devices) > 1 else ''} {','.join(map(str, mark.devices))}"
+    # A drained replica stays so over a restart, until somebody resumes it.
+    drained = ", drained" if replica.state is ReplicaState.DRAINING else ""
+    return f"{mark.model} on {where}{drained}"
+
+
+def _failure(registry: Registry, name: str, pid: int) -> str | None:
+    replica = _read(registry, name, pid)
+    return replica.heartbeat.error if replica is not None else None
+
+
+def _is_healthy(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=_LOOK_S)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=_LOOK_S):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,158 @@
+"""The supervisor: starts the parts, says when each is ready, and starts again what has ended.
+
+One thread, driven by :meth:`Supervisor.look`, which never waits. Does not know what the parts are.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from scripts.backoff import Backoff
+from scripts.child_process import ChildProcess
+from scripts.part import Part
+
+_LOG_TAIL_BYTES = 8192
+_LOG_LINE_CHARS = 300
+
+
+class Member:
+    """A part under supervision, and the process that runs it now, if one does.
+
+    Attributes:
+        part: The plan.
+        process: Its process; None while it waits for its next start.
+        ready: Whether that process has been seen ready.
+        tried: Whether any process of it has been ready or has failed.
+    """
+
+    def __init__(self, part: Part, log: Path, backoff: Backoff) -> None:
+        """Plan a start at once."""
+        self.part = part
+        self.log = log
+        self.backoff = backoff
+        self.process: ChildProcess | None = None
+        self.ready = False
+        self.tried = False
+        self.start_at = 0.0
+        self.started_at = 0.0
+        self.ready_at = 0.0
+        self.explained = False
+
+
+class Supervisor:
+    """Runs parts until they are stopped (``scripts/shutdown.py``)."""
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        folder: Path,
+        logs: Path,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        backoff: Callable[[], Backoff] = Backoff,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            environment: What every part inherits.
+            folder: Where every part is started.
+            logs: The folder of the parts' logs; must exist.
+            say: Prints one line to people.
+            clock: Seconds that never go back.
+            backoff: Makes the pauses between the starts of one part.
+        """
+        self.members: list[Member] = []
+        self._environment = environment
+        self._folder = folder
+        self._logs = logs
+        self._say = say
+        self._clock = clock
+        self._backoff = backoff
+
+    def start(self, parts: Sequence[Part]) -> None:
+        """Start the parts, and look after them from now on."""
+        for part in parts:
+            member = Member(part, self._logs / f"{part.name}.log", self._backoff())
+            self.members.append(member)
+            self._start(member)
+
+    def look(self) -> None:
+        """Look at each part once: say what has become ready or ended, start what is due."""
+        for member in self.members:
+            if member.process is None:
+                if self._clock() >= member.start_at:
+                    self._start(member)
+            elif (status := member.process.poll()) is not None:
+                self._ended(member, status)
+            elif not member.ready:
+                self._ask(member, member.process.pid)
+
+    def _start(self, member: Member) -> None:
+        part = member.part
+        environment = {**self._environment, **part.environment}
+        member.ready, member.explained = False, False
+        member.started_at = self._clock()
+        try:
+            member.process = ChildProcess(
+                part.command,
+                environment={name: value for name, value in environment.items() if value is not None},
+                folder=self._folder,
+                log=member.log,
+                orphan_signal=part.orphan_signal,
+            )
+        except OSError as error:
+            self._start_later(member, f"cannot be started: {error}")
+
+    def _ask(self, member: Member, pid: int) -> None:
+        name = member.part.name
+        if (what := member.part.ready(pid)) is not None:
+            member.ready = member.tried = True
+            member.ready_at = self._clock()
+            took_s = member.ready_at - member.started_at
+            self._say(f"{name} ready: {what}, up in {took_s:.1f} s (pid {pid})")
+        elif not member.explained and (reason := member.part.failure(pid)) is not None:
+            member.explained = member.tried = True
+            self._say(f"{name} failed: {reason}")
+
+    def _ended(self, member: Member, status: int) -> None:
+        pid = member.process.pid if member.process else 0
+        what = f"ended with {_spelled(status)}"
+        if status > 0 and not member.explained:
+            # A signal explains itself; for an exit the part or its log knows more.
+            reason = member.part.failure(pid)
+            if reason is not None:
+                what = f"failed: {reason}"
+            elif (line := last_line(member.log)) is not None:
+                what = f"{what}: {line}"
+        self._start_later(member, what)
+
+    def _start_later(self, member: Member, what: str) -> None:
+        now = self._clock()
+        pause_s = member.backoff.pause(now - member.ready_at if member.ready else 0.0)
+        member.process, member.ready, member.tried = None, False, True
+        member.start_at = now + pause_s
+        self._say(f"{member.part.name} {what}; starting again in {pause_s:g} s")
+
+
+def last_line(log: Path) -> str | None:
+    """Return the last line of a log that says something, shortened; None where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            tail = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return None
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    return lines[-1][:_LOG_LINE_CHARS] if lines else None
+
+
+def _spelled(status: int) -> str:
+    if status >= 0:
+        return f"code {status}"
+    described = signal.strsignal(-status)
+    return f"signal {-status}{f' ({described.lower()})' if described else ''}"

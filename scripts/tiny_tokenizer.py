@@ -1,0 +1,75 @@
+"""A CLIP tokenizer whose merges make every word of the little world one token.
+
+Knows the byte-level pair encoding that CLIP's tokenizer reads from its two files. Knows
+nothing of what the words mean; an unknown word falls apart into bytes, as with any CLIP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import CLIPTokenizer
+
+MAX_TOKENS = 24
+START, END = "<|startoftext|>", "<|endoftext|>"
+
+
+def write_tokenizer(folder: Path, words: Iterable[str]) -> Any:
+    """Writes the tokenizer's files and returns it loaded."""
+    merges = _learn_merges(words)
+    base = _byte_symbols()
+    tokens = [*base, *(s + "</w>" for s in base), *("".join(pair) for pair in merges), START, END]
+    vocab = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    config = {
+        "tokenizer_class": "CLIPTokenizer",
+        "model_max_length": MAX_TOKENS,
+        "bos_token": START,
+        "eos_token": END,
+        "unk_token": END,
+        "pad_token": END,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    tokenizer = CLIPTokenizer.from_pretrained(folder)
+    for word in words:
+        if len(tokenizer(word).input_ids) != 3:  # start, the word, end
+            raise RuntimeError(f"{word!r} is not one token: {tokenizer.tokenize(word)}")
+    return tokenizer
+
+
+def _byte_symbols() -> list[str]:
+    """The printable symbol that stands for each byte, in CLIP's order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(hidden))]
+
+
+def _learn_merges(words: Iterable[str]) -> list[tuple[str, str]]:
+    """Joins the most frequent neighbours until each word is one piece."""
+    pieces = [[*word[:-1], word[-1] + "</w>"] for word in sorted(words)]
+    merges: list[tuple[str, str]] = []
+    while True:
+        pairs = Counter(pair for word in pieces for pair in zip(word, word[1:], strict=False))
+        if not pairs:
+            return merges
+        best = max(sorted(pairs), key=lambda pair: pairs[pair])
+        merges.append(best)
+        pieces = [_join(word, best) for word in pieces]
+
+
+def _join(word: list[str], pair: tuple[str, str]) -> list[str]:
+    joined: list[str] = []
+    for piece in word:
+        # A piece made here never equals pair[0] again: it is longer than that.
+        if joined and (joined[-1], piece) == pair:
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    return joined

@@ -1,0 +1,83 @@
+"""The bundled model, loaded once by the loader that serves it, and parameters for it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
+from routing.parameters import Parameters
+from workers.abilities import inspect_abilities
+from workers.engine import Engine
+from workers.pipeline_loader import load_pipeline
+
+MakeParameters = Callable[..., Parameters]
+BUNDLED = Path(__file__).parents[2] / "models" / "tiny"
+
+
+def plan(
+    model: Path | str = BUNDLED, defaults: dict[str, Any] | None = None, **options: Any
+) -> ReplicaPlan:
+    """A plan for one CPU core; `options` are engine arguments."""
+    args = EngineArgs(model=str(model), **{"device": "cpu", **options})
+    stage = StageConfig(0, RuntimeConfig((0,)), args, default_sampling_params=defaults or {})
+    return ReplicaPlan("replica0", 0, stage, (0,))
+
+
+def count_decodes(pipe: Any) -> list[Any]:
+    """Return a list that grows by one item with every call of the autoencoder's decoder."""
+    decodes: list[Any] = []
+    decode = pipe.vae.decode
+
+    def counted(*args: Any, **options: Any) -> Any:
+        decodes.append(None)
+        return decode(*args, **options)
+
+    pipe.vae.decode = counted
+    return decodes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads decide the order of sums, and with it the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def pipe() -> Any:
+    """The bundled pipeline, the test's own to break."""
+    return load_pipeline(plan())
+
+
+@pytest.fixture
+def own_engine(pipe: Any) -> Engine:
+    return Engine(pipe, inspect_abilities(pipe, {}))
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    """The bundled model, shared by all tests that leave it as it is."""
+    return Engine.load(plan(defaults={"num_inference_steps": 20, "guidance_scale": 3.0}))
+
+
+@pytest.fixture
+def parameters() -> MakeParameters:
+    """Makes parameters: a red circle on blue, 64 x 64, 6 steps, unless said otherwise."""
+
+    def make(**changes: Any) -> Parameters:
+        usual = {
+            "prompt": "a red circle on a blue background",
+            "seed": 1,
+            "width": 64,
+            "height": 64,
+            "num_inference_steps": 6,
+            "guidance_scale": 3.0,
+        }
+        return Parameters(**{**usual, **changes})
+
+    return make

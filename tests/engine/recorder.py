@@ -1,0 +1,20 @@
+"""An observer that writes down where a run is, and may stop or steer it."""
+
+from workers.observer import Interrupted
+
+
+class Recorder:
+    """Keeps every `(step, steps)`; raises at call number `stop_at`; asks for a guidance scale."""
+
+    def __init__(self, stop_at: int | None = None, guidance: float | None = None) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self._stop_at = stop_at
+        self._guidance = guidance
+
+    def on_step(self, step: int, steps: int) -> None:
+        self.calls.append((step, steps))
+        if len(self.calls) - 1 == self._stop_at:
+            raise Interrupted("canceled")
+
+    def guidance_scale(self) -> float | None:
+        return self._guidance

@@ -1,0 +1,104 @@
+"""Loading: types and devices, and failures that say what to mend."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.errors import ModelLoadFailed
+from tests.engine.conftest import BUNDLED, plan
+from workers.engine import Engine
+from workers.pipeline_loader import load_pipeline
+
+
+@pytest.fixture
+def copied(tmp_path: Path):
+    return shutil.copytree(BUNDLED, tmp_path / "model")
+
+
+def edit_index(folder: Path, **changes: Any):
+    path = folder / "model_index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_half_precision_weights_become_float32_on_a_cpu(pipe: Any):
+    saved = (BUNDLED / "text_encoder" / "config.json").read_text()
+    assert json.loads(saved)["dtype"] == "float16"
+    assert {pipe.unet.dtype, pipe.vae.dtype, pipe.text_encoder.dtype} == {torch.float32}
+
+
+def test_a_type_that_is_asked_for_is_taken():
+    assert load_pipeline(plan(dtype="bfloat16")).unet.dtype == torch.bfloat16
+
+
+def test_the_chunk_s_cores_become_threads():
+    threads = torch.get_num_threads()
+    load_pipeline(plan())
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is missing")
+def test_cuda_without_a_device_says_so():
+    with pytest.raises(ModelLoadFailed, match=r"device is cuda and torch .* sees none; check the"):
+        load_pipeline(plan(device="cuda"))
+
+
+def truncate(folder: Path):
+    path = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    path.write_bytes(path.read_bytes()[:100_000])
+
+
+def mismatch(folder: Path):
+    path = folder / "unet" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "block_out_channels": [64, 88]}))
+
+
+def add_code(folder: Path):
+    edit_index(folder, _class_name=["own_pipeline", "OwnPipeline"])
+    (folder / "own_pipeline.py").write_text("raise SystemExit('the code of the model ran')\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: edit_index(f, _class_name="NewPipeline"), "may need another diffusers"),
+        (lambda f: edit_index(f, unet=["diffusers", "NewModel"]), "may need another diffusers"),
+        (lambda f: edit_index(f, unet=["elsewhere", "NewModel"]), "only parts from diffusers"),
+        (lambda f: edit_index(f, unet=[None, None]), "missing from model_index.json"),
+        (add_code, "only pipelines of diffusers itself"),
+        (truncate, "it is damaged"),
+        (mismatch, "do not belong to the configuration"),
+        (lambda f: shutil.rmtree(f / "vae"), "a file of the model is missing"),
+        (lambda f: (f / "model_index.json").write_text("{"), "it is damaged"),
+    ],
+)
+def test_a_broken_folder_is_named_with_a_mend(
+    copied: Path, spoil: Callable[[Path], Any], says: str
+):
+    spoil(copied)
+    with pytest.raises(ModelLoadFailed) as caught:
+        load_pipeline(plan(copied))
+    assert caught.value.message.startswith(f"{copied}: ")
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_variant_says_so():
+    with pytest.raises(ModelLoadFailed, match=r"leave engine_args\.variant out"):
+        load_pipeline(plan(variant="fp16"))
+
+
+def test_a_hub_id_without_network_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelLoadFailed, match="check the network, or give the path of a folder"):
+        load_pipeline(plan("nobody/nothing-of-that-name"))
+
+
+def test_default_sizes_that_the_model_cannot_make_are_refused():
+    with pytest.raises(ModelLoadFailed, match=r"default_sampling_params\.width: 60 .* 8"):
+        Engine.load(plan(defaults={"width": 60}))

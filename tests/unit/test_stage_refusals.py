@@ -1,0 +1,433 @@
+"""Stage files that are refused: where the fault stands, what was found, and how to mend it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.errors import ConfigurationError
+from configs.stages import load_stages
+from tests.unit.stage_files import changed, load, refusal, sole, stage
+
+COMMAS = 'write whole numbers from 0 up with commas between, such as "0,1"'
+
+
+def test_too_few_or_too_many_devices(tmp_path: Path) -> None:
+    error = refusal(tmp_path, changed("runtime.devices", "0,1,2"))
+    path, message = sole(error)
+    assert path == "stages[0].runtime.devices"
+    assert message == (
+        "'0,1,2' names 3 devices, and exactly 2 are needed: 2 replicas (runtime.num_replicas) x "
+        "1 device each (engine_args.parallel_config.world_size); name 2, or set num_replicas to 3"
+    )
+    assert error.message.startswith(f"{tmp_path}/stages.yaml is refused: ")
+
+
+@pytest.mark.parametrize(("replicas", "world_size"), [(1, 1), (4, 1), (2, 2), (1, 3)])
+def test_no_other_number_of_devices_will_do(tmp_path: Path, replicas: int, world_size: int) -> None:
+    sections: dict[str, Any] = {
+        "runtime": {"devices": "0,1", "num_replicas": replicas},
+        "engine_args": {"parallel_config": {"world_size": world_size}},
+    }
+    path, message = sole(refusal(tmp_path, {"stages": [stage(**sections)]}))
+    assert path == "stages[0].runtime.devices"
+    assert "names 2 devices" in message
+    assert f"name {replicas * world_size}" in message
+
+
+def test_a_number_of_replicas_that_cannot_be_is_not_proposed(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "runtime": {"devices": "0,1,2", "num_replicas": 2},
+        "engine_args": {"parallel_config": {"world_size": 2}},
+    }
+    assert sole(refusal(tmp_path, {"stages": [stage(**sections)]}))[1].endswith("; name 4")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("0,0", "'0,0' names device 0 twice; name each device once"),
+        ([1, 1], "[1, 1] names device 1 twice; name each device once"),
+        ("1,01", "'1,01' names device 1 twice; name each device once"),
+        ("0,-1", f"'0,-1' names device -1, which is negative; {COMMAS}"),
+        (-1, f"-1 names device -1, which is negative; {COMMAS}"),
+        ("0,x", f"'0,x' names device 'x', which is not a whole number; {COMMAS}"),
+        ("0-3", f"'0-3' names device '0-3', which is not a whole number; {COMMAS}"),
+        ("1.5,0", f"'1.5,0' names device '1.5', which is not a whole number; {COMMAS}"),
+        (1.5, f"1.5 names device 1.5, which is not a whole number; {COMMAS}"),
+        (True, f"True names device True, which is not a whole number; {COMMAS}"),
+        ([0, [1]], f"[0, [1]] names device [1], which is not a whole number; {COMMAS}"),
+        ("²,0", f"'²,0' names device '²', which is not a whole number; {COMMAS}"),
+        ("0,,1", f"'0,,1' has an empty place between its commas; {COMMAS}"),
+        ("", f"'' names no device; {COMMAS}, or leave the key out"),
+        ([], f"[] names no device; {COMMAS}, or leave the key out"),
+        (
+            "0,9999999999",
+            f"'0,9999999999' names device 999999999..., which no machine has; {COMMAS}",
+        ),
+        (
+            "cpu",
+            f"'cpu' is a kind of device, which belongs under engine_args.device (device: cpu); {COMMAS}",  # noqa: E501
+        ),
+    ],
+)
+def test_devices_that_are_none(tmp_path: Path, written: object, expected: str) -> None:
+    error = refusal(tmp_path, changed("runtime.devices", written))
+    assert sole(error) == ("stages[0].runtime.devices", expected)
+
+
+def test_every_wrong_device_of_a_list_is_named(tmp_path: Path) -> None:
+    error = refusal(tmp_path, changed("runtime.devices", "0,0,-1,x"))
+    assert [detail.param for detail in error.details] == ["stages[0].runtime.devices"] * 3
+
+
+@pytest.mark.parametrize("written", [0, -1, 1025])
+def test_a_number_of_replicas_out_of_range(tmp_path: Path, written: int) -> None:
+    assert sole(refusal(tmp_path, changed("runtime.num_replicas", written))) == (
+        "stages[0].runtime.num_replicas",
+        f"{written} is out of range; give a whole number from 1 to 1024 (replicas)",
+    )
+
+
+@pytest.mark.parametrize("written", ["2", 2.5, 2.0, True, [2]])
+def test_a_number_of_replicas_that_is_no_whole_number(tmp_path: Path, written: object) -> None:
+    path, message = sole(refusal(tmp_path, changed("runtime.num_replicas", written)))
+    assert path == "stages[0].runtime.num_replicas"
+    assert message.startswith(f"{written!r} is not a whole number; give a whole number from 1")
+
+
+@pytest.mark.parametrize(
+    ("path", "written", "expected"),
+    [
+        ("stage_id", -1, "-1 is out of range; give a whole number from 0"),
+        ("stage_id", "a", "'a' is not a whole number"),
+        ("engine_input_source", [0], "[0] feeds this stage from other stages, and each stage here"),
+        ("runtime", 3, "3 is not a mapping; write `key: value` lines beneath it"),
+        ("runtime.env", "A=1", "'A=1' is not a mapping; write NAME: \"value\" pairs beneath it"),
+        ("engine_args", "org/model", "'org/model' is not a mapping"),
+        ("engine_args.dtype", "bf16", "give one of auto, float32, float16, bfloat16"),
+        ("engine_args.device", "tpu", "'tpu' is not one of the words known here; give one of auto"),
+        ("engine_args.max_num_seqs", 0, "0 is out of range; give a whole number from 1 to 1024"),
+        ("engine_args.served_model_name", "  ", "is empty; give text such as 'my-model', or leave"),
+        ("engine_args.served_model_name", 3, "3 is not text; give text such as 'my-model'"),
+        ("engine_args.revision", "", "'' is empty; give text such as 'main', or leave the key out"),
+        ("engine_args.parallel_config", 2, "2 is not a mapping"),
+        (
+            "engine_args.parallel_config.world_size",
+            0,
+            "0 is out of range; give a whole number from 1",
+        ),
+        ("default_sampling_params", [], "[] is not a mapping"),
+        (
+            "default_sampling_params.num_inference_steps",
+            0,
+            "0 is out of range; give a whole number",
+        ),
+        ("default_sampling_params.num_inference_steps", 2.5, "2.5 is not a whole number"),
+        ("default_sampling_params.guidance_scale", -1, "-1 is out of range; give a number from 0"),
+        ("default_sampling_params.guidance_scale", "3.5", "'3.5' is not a number; give a number"),
+        ("default_sampling_params.true_cfg_scale", float("nan"), "nan is not a number"),
+        ("default_sampling_params.guidance_scale", float("inf"), "inf is not a number"),
+        ("default_sampling_params.guidance_scale", True, "True is not a number"),
+        ("default_sampling_params.width", 7, "7 is out of range; give a whole number from 8"),
+        ("default_sampling_params.height", 10**6, "1000000 is out of range"),
+        ("default_sampling_params.num_frames", 0, "0 is out of range"),
+        ("default_sampling_params.fps", 0, "0 is out of range; give a number from 1 to 1000"),
+        ("default_sampling_params.seed", -1, "-1 is out of range"),
+        ("default_sampling_params.seed", 2**63, "9223372036854775808 is out of range"),
+        ("default_sampling_params.negative_prompt", 3, "3 is not text; put it in quotes"),
+        ("default_sampling_params.output_format", "gif", "give one of png, jpeg, webp"),
+    ],
+)
+def test_a_wrong_value(tmp_path: Path, path: str, written: object, expected: str) -> None:
+    found, message = sole(refusal(tmp_path, changed(path, written)))
+    assert found == f"stages[0].{path}"
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "expected"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "0", "'0' cannot be set here: it is set from runtime.devices;"),
+        ("A", True, 'True is not text; put it in quotes, such as "1"'),
+        ("A", None, 'is not text; put it in quotes, such as "1"'),
+        ("A=B", "1", "is not a name an environment variable can have; use letters, digits and _"),
+        ("", "1", "is not a name an environment variable can have"),
+        ("A", "x\0y", "holds a zero byte; take it out"),
+    ],
+)
+def test_a_wrong_variable(tmp_path: Path, name: str, written: object, expected: str) -> None:
+    path, message = sole(refusal(tmp_path, changed("runtime.env", {name: written})))
+    assert path == f"stages[0].runtime.env.{name}"
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("runtime.num_replica", "did you mean num_replicas?"),
+        ("runtime.device", "did you mean devices, or does it belong under engine_args?"),
+        ("runtime.model", "it belongs under engine_args"),
+        ("num_replicas", "it belongs under runtime"),
+        ("world_size", "it belongs under engine_args.parallel_config"),
+        ("num_replica", "did you mean num_replicas, which belongs under runtime?"),
+        ("engin_args", "did you mean engine_args?"),
+        ("Runtime", "did you mean runtime?"),
+        ("engine_args.modle", "did you mean model?"),
+        ("engine_args.tensor_parallel_size", "take it out"),
+        ("engine_args.parallel_config.worldsize", "did you mean world_size?"),
+        ("default_sampling_params.steps", "did you mean num_inference_steps?"),
+        ("default_sampling_params.guidance", "did you mean guidance_scale?"),
+        ("xyzzy", "take it out"),
+    ],
+)
+@pytest.mark.parametrize("written", [1, None])
+def test_an_unknown_key(tmp_path: Path, path: str, expected: str, written: object) -> None:
+    error = refusal(tmp_path, changed(path, written))
+    found, message = sole(error)
+    assert found == f"stages[0].{path}"
+    assert message.startswith(f"is an unknown key; {expected} (known here: ")
+    assert error.details[0].code == "unknown_key"
+
+
+def test_an_unknown_key_at_the_top(tmp_path: Path) -> None:
+    document = {"stages": [stage()], "stage_args": []}
+    assert sole(refusal(tmp_path, document)) == (
+        "stage_args",
+        "is an unknown key; did you mean stages? (known here: stages)",
+    )
+
+
+def test_a_key_that_is_no_text(tmp_path: Path) -> None:
+    document = {"stages": [stage() | {7: 1}]}
+    assert sole(refusal(tmp_path, document))[0] == "stages[0].7"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("stage_id", "is missing; write stage_id: 0 for the first stage, 1 for the next"),
+        ("stage_type", "is missing; write stage_type: diffusion, the only kind served here"),
+        ("engine_args", "is missing; write it with `model:` beneath it"),
+    ],
+)
+@pytest.mark.parametrize("null", [False, True])
+def test_a_key_that_must_be_there(tmp_path: Path, key: str, expected: str, null: bool) -> None:
+    entry = stage()
+    entry.pop(key)
+    if null:
+        entry[key] = None
+    error = refusal(tmp_path, {"stages": [entry]})
+    assert sole(error) == (f"stages[0].{key}", expected)
+
+
+def test_a_stage_without_a_model(tmp_path: Path) -> None:
+    assert sole(refusal(tmp_path, changed("engine_args", {"dtype": "auto"}))) == (
+        "stages[0].engine_args.model",
+        "is missing; write one such as 'Qwen/Qwen-Image'",
+    )
+
+
+def test_a_stage_that_is_not_diffusion(tmp_path: Path) -> None:
+    entry = stage() | {"stage_type": "llm", "engine_args": {"gpu_memory_utilization": 0.9}}
+    path, message = sole(refusal(tmp_path, {"stages": [entry]}))
+    assert path == "stages[0].stage_type"
+    assert message == (
+        "'llm' is not a diffusion stage, the only kind served here; take the stage out, or write "
+        "stage_type: diffusion if its model is a diffusers pipeline"
+    )
+
+
+def test_replicas_of_a_stage_that_is_not_diffusion(tmp_path: Path) -> None:
+    path, message = sole(refusal(tmp_path, changed("stage_type", "llm")))
+    assert path == "stages[0].stage_type"
+    assert message.startswith(
+        "'llm' is not a diffusion stage and has runtime.num_replicas 2: only diffusion stages can "
+        "have replicas, and no other kind is served here; take the stage out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("./nope", "'./nope' is not there: {here}/nope does not exist; give a diffusers folder"),
+        ("/nope/at/all", "'/nope/at/all' is not there: /nope/at/all does not exist"),
+        ("../nope/", "is not there: {above}/nope does not exist"),
+        ("~/nope", "is not there: {here}/nope does not exist"),
+        ("nope", "'nope' is not there: {here}/nope does not exist"),
+        ("a/b/c", "'a/b/c' is not there: {here}/a/b/c does not exist"),
+        ("empty", "'empty' holds no pipeline: {here}/empty has no model_index.json"),
+        ("empty/inner", "'empty/inner' is not there: {here}/empty/inner does not exist"),
+        ("./file.safetensors", "is not a folder: {here}/file.safetensors is a file"),
+        ("org/name with blanks", "'org/name with blanks' is neither a folder here nor a hub id"),
+        ("org/", "'org/' is neither a folder here nor a hub id"),
+        ("x" * 5000, "is not there"),
+        ("", "'' is empty; give text such as 'Qwen/Qwen-Image'"),
+        (3, "3 is not text; give text such as 'Qwen/Qwen-Image'"),
+    ],
+)
+def test_a_model_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: object, expected: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path, message = sole(refusal(tmp_path, changed("engine_args.model", written)))
+    assert path == "stages[0].engine_args.model"
+    assert expected.format(here=tmp_path, above=tmp_path.parent) in message
+    assert "Qwen/Qwen-Image" in message
+
+
+def test_two_stages_of_one_id(tmp_path: Path) -> None:
+    document = {"stages": [stage("org/a"), stage("org/b")]}
+    assert sole(refusal(tmp_path, document)) == (
+        "stages[1].stage_id",
+        "0 is already that of stages[0]; give each stage its own number",
+    )
+
+
+def test_two_stages_of_one_model_name(tmp_path: Path) -> None:
+    document = {"stages": [stage("org/a", 0), stage("org/a", 1)]}
+    path, message = sole(refusal(tmp_path, document))
+    assert path == "stages[1].engine_args.model"
+    assert message == (
+        "'org/a' makes 'org/a' the name of this model, as of stages[0]; clients could not tell "
+        "them apart; give one a served_model_name of its own"
+    )
+    named = stage("org/b", 1, engine_args={"served_model_name": "org/a"})
+    path, _ = sole(refusal(tmp_path, {"stages": [stage("org/a", 0), named]}))
+    assert path == "stages[1].engine_args.served_model_name"
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    document = {
+        "stages": [
+            stage("./nope", 0, runtime={"devices": "0,x", "num_replicas": 0}),
+            stage("org/b", 1, engine_args={"dtype": "int4"}, extra=1),
+            stage("org/c", 2, runtime={"devices": "0,1"}),
+            "not a stage",
+        ]
+    }
+    error = refusal(tmp_path, document)
+    assert {detail.param for detail in error.details} == {
+        "stages[0].runtime.devices",
+        "stages[0].runtime.num_replicas",
+        "stages[0].engine_args.model",
+        "stages[1].engine_args.dtype",
+        "stages[1].extra",
+        "stages[2].runtime.devices",
+        "stages[3]",
+    }
+    assert "is refused (7 things to mend)\n  - stages[0]." in error.message
+    assert error.param is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", " is empty; it must hold `stages:` with one entry for each model"),
+        ("# only a remark\n", " is empty; it must hold `stages:`"),
+        ("- 1\n", " holds a list at its top level, not a mapping; it must begin with `stages:`"),
+        ("hello", " holds a str at its top level, not a mapping"),
+        ("{}", "stages: is missing; write `stages:` with one entry for each model"),
+        ("stages:\n", "stages: is missing; write `stages:`"),
+        ("stages: []", "stages: [] names no stage; write an entry for each model"),
+        ("stages: 3", "stages: 3 is not a list; write an entry for each model"),
+        ("a: b: c", ", line 1, column 5: mapping values are not allowed here"),
+        ("a: [1,\n", ", line 2, column 1: "),
+        ("a: 'b\n", ", line 2, column 1: "),
+        ("a: 1\n\tb: 2\n", "YAML is indented with spaces, put spaces in place of the tab"),
+        (
+            "a: 1\nb:\n  c: 1\n  c: 2\n",
+            ", line 4, column 3: the key 'c' stands here a second time ",
+        ),
+        ("a: 1\n---\nb: 2\n", ", line 2, column 1: a second document begins here; put all stages"),
+        ("{[1]: 2}", ", line 1, column 2: found unhashable key"),
+        ("a: *nothing", ", line 1, column 4: found undefined alias 'nothing'"),
+        ("a: !!python/object:os.system x", ", line 1, column 4: could not determine a constructor"),
+        ("a: \x07", " is not YAML that can be read: "),
+        ("a: 2020-13-45", " is not YAML that can be read: "),
+        ("[" * 5000, " is not YAML that can be read: "),
+    ],
+)
+def test_a_file_that_is_no_stage_file(tmp_path: Path, text: str, expected: str) -> None:
+    message = str(refusal(tmp_path, text))
+    assert message.startswith(f"{tmp_path}/stages.yaml")
+    assert expected in message
+
+
+def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
+    text = "stages:\n  - stage_id: 0\n    stage_type: diffusion\n    stage_id: 1\n"
+    assert str(refusal(tmp_path, text)) == (
+        f"{tmp_path}/stages.yaml, line 4, column 5: the key 'stage_id' stands here a second time "
+        "(first in line 2); keep one of the two"
+    )
+
+
+def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
+    text = (
+        "stages:\n"
+        "  - &first {stage_id: 0, stage_type: diffusion, engine_args: {model: org/a}}\n"
+        "  - {<<: *first, stage_id: 1, engine_args: {model: org/b}}\n"
+    )
+    assert [one.model_name for one in load(tmp_path, text)] == ["org/a", "org/b"]
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ConfigurationError) as refused:
+            load_stages(path)
+        assert f"{path} cannot be read: {reason}" in str(refused.value)
+        assert "STAGE_CONFIGS_PATH" in str(refused.value)
+
+
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
+    with pytest.raises(ConfigurationError, match="is not text in UTF-8 \\(byte 3\\); save it as"):
+        load_stages(tmp_path / "latin.yaml")
+
+
+def test_a_long_value_is_shown_short(tmp_path: Path) -> None:
+    assert len(str(refusal(tmp_path, changed("engine_args.dtype", "x" * 10_000)))) < 400
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+PATHS = st.sampled_from(
+    [
+        "stage_id",
+        "stage_type",
+        "runtime",
+        "runtime.devices",
+        "runtime.num_replicas",
+        "runtime.env",
+        "engine_args",
+        "engine_args.model",
+        "engine_args.parallel_config",
+        "default_sampling_params",
+        "default_sampling_params.fps",
+    ]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(PATHS, VALUES)
+def test_any_value_is_taken_or_refused_by_path(tmp_path: Path, path: str, value: Any) -> None:
+    try:
+        load(tmp_path, changed(path, value))
+    except ConfigurationError as refused:
+        params = [detail.param for detail in refused.details]
+    else:
+        return
+    assert params
+    assert all(param.startswith("stages[0].") for param in params)

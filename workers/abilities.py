@@ -1,0 +1,168 @@
+"""What a loaded pipeline can do, read from the pipeline itself.
+
+The rules go by attributes and signatures, so that a family diffusers adds tomorrow is likely served
+today. They were checked against the size checks of the text-to-image pipelines of diffusers 0.42.
+Knows nothing of devices, requests and replicas.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from configs.errors import ModelLoadFailed
+from routing.parameters import TEXT_TO_IMAGE, Abilities
+from workers.prompt_limit import max_prompt_tokens
+
+_USUAL_SCHEDULERS = (
+    "DDIMScheduler",
+    "DDPMScheduler",
+    "EulerDiscreteScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "DEISMultistepScheduler",
+    "UniPCMultistepScheduler",
+    "KDPM2DiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+)
+# Models distilled for these give noise with any other.
+_DISTILLED_SCHEDULERS = {"LCMScheduler", "TCDScheduler"}
+# GLM-Image checks for two patches; no attribute says so.
+_PATCHES_PER_TOKEN = {"GlmImagePipeline": 2}
+
+
+def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
+    """Return what `pipe` can do; the stage's `default_sampling_params` come before its own.
+
+    Raises:
+        ModelLoadFailed: When the pipeline does not make images from text alone.
+    """
+    taken = inspect.signature(type(pipe).__call__).parameters
+    tasks = _tasks(pipe, taken)
+    multiple = size_multiple(pipe)
+    width, height = _default_size(pipe, multiple)
+    steps = defaults.get("num_inference_steps") or _default(taken, "num_inference_steps") or 50
+    for name in ("width", "height"):
+        if defaults.get(name) and defaults[name] % multiple:
+            raise ModelLoadFailed(
+                f"default_sampling_params.{name}: {defaults[name]} is not a multiple of {multiple},"
+                f" as {type(pipe).__name__} needs it"
+            )
+    return Abilities(
+        tasks=tasks,
+        size_multiple=multiple,
+        default_width=int(defaults.get("width") or width),
+        default_height=int(defaults.get("height") or height),
+        default_steps=int(steps),
+        default_guidance_scale=defaults.get("guidance_scale", _default(taken, "guidance_scale")),
+        negative_prompt="negative_prompt" in taken,
+        guidance_scale="guidance_scale" in taken,
+        true_cfg_scale="true_cfg_scale" in taken,
+        schedulers=_schedulers(pipe.scheduler),
+        max_prompt_tokens=max_prompt_tokens(pipe),
+    )
+
+
+def size_multiple(pipe: Any) -> int:
+    """Return what width and height must be multiples of, in pixels, to come out as asked.
+
+    That is the autoencoder's downscaling times the patch of the denoiser. Where the pipeline packs
+    2 x 2 latents into a token (Flux, Qwen-Image) its image processor or its packing says so.
+    """
+    processor = getattr(getattr(pipe, "image_processor", None), "config", {})
+    patch = max(_patch_size(pipe), 2 if hasattr(pipe, "_unpack_latents") else 1)
+    patch *= _PATCHES_PER_TOKEN.get(type(pipe).__name__, 1)
+    return math.lcm(_vae_scale_factor(pipe) * patch, processor.get("vae_scale_factor") or 1)
+
+
+def _vae_scale_factor(pipe: Any) -> int:
+    """Pixels for one latent; 1 for pipelines that denoise pixels (DeepFloyd IF)."""
+    encoded = any(pipe.components.get(name) is not None for name in ("vae", "movq"))
+    return int(getattr(pipe, "vae_scale_factor", 8 if encoded else 1))
+
+
+def _patch_size(pipe: Any) -> int:
+    config = getattr(_denoiser(pipe), "config", {})
+    sizes = [
+        getattr(pipe, "patch_size", 1),
+        config.get("patch_size") or 1,
+        config.get("all_patch_size") or 1,
+    ]
+    # Tuples are (frames, height, width), or the sizes a model can choose from.
+    return max(max(size) if isinstance(size, (list, tuple)) else int(size) for size in sizes)
+
+
+def _denoiser(pipe: Any) -> Any:
+    return getattr(pipe, "transformer", None) or getattr(pipe, "unet", None)
+
+
+def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
+    """Width and height that the pipeline takes when it is told none, in pixels."""
+    taken = inspect.signature(type(pipe).__call__).parameters
+    width, height = _default(taken, "width"), _default(taken, "height")
+    if isinstance(width, int) and isinstance(height, int):
+        return width, height
+    sample = getattr(pipe, "default_sample_size", None)
+    if sample is None:
+        sample = getattr(_denoiser(pipe), "config", {}).get("sample_size")
+    if sample is None:
+        return 1024, 1024
+    rows, columns = sample if isinstance(sample, (list, tuple)) else (sample, sample)
+    # PRX alone keeps it in its configuration, and in pixels.
+    scale = 1 if "default_sample_size" in pipe.config else _vae_scale_factor(pipe)
+    return _at_least_one(columns * scale, multiple), _at_least_one(rows * scale, multiple)
+
+
+def _at_least_one(pixels: int, multiple: int) -> int:
+    return max(pixels // multiple, 1) * multiple
+
+
+def _default(taken: Mapping[str, inspect.Parameter], name: str) -> Any:
+    parameter = taken.get(name)
+    if parameter is None or parameter.default is inspect.Parameter.empty:
+        return None
+    return parameter.default
+
+
+def _tasks(pipe: Any, taken: Mapping[str, Any]) -> tuple[str, ...]:
+    name = type(pipe).__name__
+    schedulers = [part for part in pipe.components.values() if hasattr(part, "set_timesteps")]
+    if len(schedulers) != 1:
+        raise ModelLoadFailed(
+            f"{name} has {len(schedulers)} noise schedulers; pipelines with one are served"
+        )
+    enough = taken.keys() >= {"prompt", "width", "height"} and _image_is_optional(pipe, taken)
+    more = taken.keys() & {"num_frames", "control_image", "mask_image"}
+    if not enough or more or "controlnet" in pipe.components:
+        raise ModelLoadFailed(
+            f"{name} does not make images from text alone; only text-to-image pipelines are served"
+        )
+    return (TEXT_TO_IMAGE,)
+
+
+def _image_is_optional(pipe: Any, taken: Mapping[str, Any]) -> bool:
+    if "image" not in taken:
+        return True
+    # Image-to-image pipelines too declare `image=None` and raise when it is missing; the list of
+    # text-to-image ones tells them apart. Imported here, for it imports every family.
+    from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
+
+    return type(pipe) in AUTO_TEXT2IMAGE_PIPELINES_MAPPING.values()
+
+
+def _schedulers(own: Any) -> tuple[str, ...]:
+    """The model's own scheduler, then the usual ones that read its configuration rightly."""
+    name = type(own).__name__
+    if name in _DISTILLED_SCHEDULERS:
+        return (name,)
+    classes = {found.__name__: found for found in own.compatibles}
+    usual = [other for other in _USUAL_SCHEDULERS if other in classes and other != name]
+    if own.config.get("prediction_type") == "flow_prediction" or own.config.get("use_flow_sigmas"):
+        usual = [other for other in usual if _takes(classes[other], "use_flow_sigmas")]
+    return (name, *usual)
+
+
+def _takes(function: Any, name: str) -> bool:
+    return name in inspect.signature(function).parameters

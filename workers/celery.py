@@ -1,0 +1,124 @@
+"""The Celery app: ``celery -A workers worker -Q replica0``, that line alone, is a replica.
+
+The queue's name says which replica; the stage file says which devices and which model. Pool, width and
+node name are set here, so that the bare command line is right. Importing this module reads the
+environment and opens nothing: Flower imports it too.
+
+Does not know what a replica does: it moves ``workers.replica`` through its life.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from typing import Any, NoReturn
+
+from celery import Celery
+from celery.signals import (
+    celeryd_after_setup,
+    celeryd_init,
+    worker_ready,
+    worker_shutdown,
+    worker_shutting_down,
+)
+
+from configs.devices import check_machine, detect_machine, device_environment, pin_to_cores
+from configs.errors import ConfigurationError, ModelLoadFailed
+from configs.settings import Settings, load_settings
+from configs.stages import ReplicaPlan, load_stages, plan_replicas
+from routing.broker import celery_settings
+from workers.replica import Replica, become, current
+
+_logger = logging.getLogger(__name__)
+_QUEUE = re.compile(r"replica\d+")
+_EXIT_CONFIGURATION = 2
+_EXIT_MODEL = 3
+
+
+def make_app(settings: Settings) -> Celery:
+    """Make the app; concurrency follows from the stage once the queue is known."""
+    made = Celery("workers", include=["workers.task", "workers.control"])
+    made.conf.update(
+        celery_settings(settings),
+        worker_pool="threads",
+        worker_concurrency=1,
+        worker_hijack_root_logger=False,
+        worker_enable_remote_control=True,
+    )
+    return made
+
+
+try:
+    app = make_app(load_settings())
+except ConfigurationError as refused:
+    sys.exit(f"Error: {refused}")
+
+
+@celeryd_init.connect
+def become_replica(instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:  # noqa: ANN401
+    """Find out which replica this process is, and take its devices before torch is imported."""
+    settings = load_settings()
+    try:
+        plan = _plan(settings, options.get("queues"))
+        machine = detect_machine(os.environ)
+        check_machine([plan.stage], machine)
+    except ConfigurationError as refused:
+        _give_up(str(refused), _EXIT_CONFIGURATION)
+    os.environ.update(plan.stage.runtime.env)
+    os.environ.update(device_environment(plan, machine, os.environ))
+    pin_to_cores(plan, machine)
+    conf.worker_concurrency = plan.stage.engine_args.max_num_seqs
+    replica = become(Replica(plan, settings, machine))
+    instance.hostname = replica.node
+
+
+@celeryd_after_setup.connect
+def load_model(**_: Any) -> None:  # noqa: ANN401
+    """Load the pipeline before the first message can arrive."""
+    try:
+        current().load()
+    except ModelLoadFailed as failed:
+        _give_up(f"{current().plan.name}: {failed}", _EXIT_MODEL)
+
+
+@worker_ready.connect
+def join_rotation(**_: Any) -> None:  # noqa: ANN401
+    """The queue is read from now on."""
+    current().open()
+
+
+@worker_shutting_down.connect
+def leave_rotation(**_: Any) -> None:  # noqa: ANN401
+    """SIGTERM: no new requests; running ones get a little time."""
+    current().stop()
+
+
+@worker_shutdown.connect
+def end(**_: Any) -> None:  # noqa: ANN401
+    """All runs are over."""
+    current().close()
+
+
+def _plan(settings: Settings, queues: object) -> ReplicaPlan:
+    names = queues.split(",") if isinstance(queues, str) else list(queues or ())  # type: ignore[call-overload]
+    if len(names) != 1 or not _QUEUE.fullmatch(str(names[0])):
+        raise ConfigurationError(
+            f"-Q {','.join(map(str, names)) or '(nothing)'} names no replica; one worker is one replica: "
+            "celery -A workers worker -Q replica0"
+        )
+    plans = plan_replicas(load_stages(settings.stage_configs_path), settings.replica_offset)
+    for plan in plans:
+        if plan.name == names[0]:
+            return plan
+    raise ConfigurationError(
+        f"-Q {names[0]}: {settings.stage_configs_path} plans {plans[0].name} to {plans[-1].name}; raise "
+        "num_replicas there, or set REPLICA_OFFSET to the number of this host's first replica"
+    )
+
+
+def _give_up(message: str, code: int) -> NoReturn:
+    sys.stderr.write(f"Error: {message}\n")
+    sys.stderr.flush()
+    raise SystemExit(code)

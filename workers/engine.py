@@ -1,0 +1,198 @@
+"""The engine of one replica: a loaded pipeline that turns parameters into images.
+
+`generate` may be called from many threads at once: each call runs a shallow copy of the pipeline,
+which shares the weights and has its own noise scheduler. Knows no Redis, no Celery, no HTTP and no
+file format.
+"""
+
+import copy
+import gc
+import inspect
+import logging
+import threading
+from typing import Any, Self
+
+import diffusers
+import torch
+
+from configs.errors import GenerationFailed, OutOfMemory, ServingError
+from configs.stages import ReplicaPlan
+from routing.parameters import Abilities, Parameters
+from workers.abilities import inspect_abilities
+from workers.denoising_run import DenoisingRun
+from workers.generation import Generation, output_warnings, to_images
+from workers.observer import Observer, SilentObserver
+from workers.pipeline_loader import is_out_of_memory, load_pipeline, short_cause
+from workers.prompt_limit import cut_warnings, prompt_limits
+
+__all__ = ["Engine", "Generation"]
+
+logger = logging.getLogger(__name__)
+
+_DENOISERS = ("unet", "transformer", "transformer_2")
+# Names the engine passes only where the pipeline takes them.
+_OPTIONAL = ("negative_prompt", "guidance_scale", "true_cfg_scale")
+
+
+class Engine:
+    """One pipeline on one device chunk; make it with :meth:`load`."""
+
+    def __init__(self, pipe: Any, abilities: Abilities) -> None:
+        """Serve `pipe`, which the engine owns from here on."""
+        self.abilities = abilities
+        self._pipe = pipe
+        self._taken = frozenset(inspect.signature(type(pipe).__call__).parameters)
+        self._limits = prompt_limits(pipe)
+        self._turn = threading.Lock()
+        self._current = threading.local()
+        self._vae_dtype = getattr(getattr(pipe, "vae", None), "dtype", None)
+        for name in _DENOISERS:
+            if isinstance(pipe.components.get(name), torch.nn.Module):
+                pipe.components[name].register_forward_pre_hook(self._before_forward)
+
+    @classmethod
+    def load(cls, plan: ReplicaPlan) -> Self:
+        """Load the model of `plan` onto its devices; takes seconds to minutes.
+
+        Raises:
+            ModelLoadFailed: With the model, the cause and a mend.
+        """
+        pipe = load_pipeline(plan)
+        return cls(pipe, inspect_abilities(pipe, plan.stage.default_sampling_params))
+
+    def warm_up(self) -> None:
+        """Make one image of the default size in two steps, so that no client gets the slow run.
+
+        Raises:
+            GenerationError: When the model cannot make it; the replica must not become ready.
+        """
+        abilities = self.abilities
+        parameters = Parameters(
+            prompt="warm-up",
+            seed=0,
+            width=abilities.default_width,
+            height=abilities.default_height,
+            num_inference_steps=min(abilities.default_steps, 2),
+        )
+        self.generate(parameters, SilentObserver())
+
+    def generate(self, parameters: Parameters, observer: Observer) -> Generation:
+        """Make the images of one request, whose parameters fit the abilities; thread-safe.
+
+        Output k is made with a generator of its own, on the CPU, seeded with `seed + k`.
+
+        Raises:
+            Interrupted: When the observer raised it; the engine is as before the call.
+            OutOfMemory: The memory of the run is free again.
+            NonFiniteOutput: NaN or infinity came instead of an image.
+            GenerationFailed: Anything else the pipeline raised; the log has its traceback.
+        """
+        try:
+            return self._generate(parameters, observer)
+        except ServingError:
+            raise
+        except Exception as error:
+            failure = _as_failure(error, parameters)
+            if isinstance(failure, OutOfMemory):
+                # Without the traceback: a log handler that keeps it would keep the tensors too.
+                logger.warning("%s (%s)", failure, short_cause(error))
+            else:
+                logger.exception("the pipeline failed")
+        # Raised out here, so that no traceback keeps the tensors of the run.
+        if isinstance(failure, OutOfMemory):
+            gc.collect()
+            torch.cuda.empty_cache()
+        raise failure
+
+    def device_memory_bytes(self) -> int | None:
+        """Return the bytes that this process holds of its CUDA devices; None on a CPU."""
+        if self._pipe.device.type != "cuda":
+            return None
+        return sum(
+            torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
+        )
+
+    def _generate(self, parameters: Parameters, observer: Observer) -> Generation:
+        pipe = self._copy_with_scheduler(parameters.scheduler)
+        run = DenoisingRun(pipe, observer, parameters.num_inference_steps, self._turn)
+        self._current.run = run
+        try:
+            with torch.inference_mode(), run:
+                run.tell()
+                run.warnings += self._prompt_warnings(parameters)
+                try:
+                    output = pipe(**self._arguments(parameters))
+                finally:
+                    self._restore_vae(run)
+        finally:
+            del self._current.run
+        images = to_images(output.images)
+        encode_s, denoise_s, decode_s = run.timings
+        return Generation(
+            images=images,
+            seeds=parameters.seeds(),
+            scheduler=type(pipe.scheduler).__name__,
+            steps=run.step,
+            encode_s=encode_s,
+            denoise_s=denoise_s,
+            decode_s=decode_s,
+            warnings=(*run.warnings, *output_warnings(output, images, parameters)),
+        )
+
+    def _copy_with_scheduler(self, name: str | None) -> Any:
+        own = self._pipe.scheduler
+        if name is None or name == type(own).__name__:
+            scheduler = copy.deepcopy(own)
+        elif name in self.abilities.schedulers:
+            scheduler = getattr(diffusers, name).from_config(own.config)
+        else:
+            fitting = ", ".join(self.abilities.schedulers)
+            raise GenerationFailed(f"scheduler: {name} does not fit the model; {fitting} do")
+        pipe = copy.copy(self._pipe)
+        # Not by setattr, which would register the scheduler in the configuration.
+        pipe.__dict__["scheduler"] = scheduler
+        return pipe
+
+    def _arguments(self, parameters: Parameters) -> dict[str, Any]:
+        arguments = {
+            "prompt": parameters.prompt,
+            "width": parameters.width,
+            "height": parameters.height,
+            "num_inference_steps": parameters.num_inference_steps,
+            "num_images_per_prompt": parameters.num_outputs_per_prompt,
+            "generator": [torch.Generator("cpu").manual_seed(seed) for seed in parameters.seeds()],
+            "output_type": "np",
+        }
+        for name in _OPTIONAL:
+            if name in self._taken and getattr(parameters, name) is not None:
+                arguments[name] = getattr(parameters, name)
+        return arguments
+
+    def _prompt_warnings(self, parameters: Parameters) -> list[str]:
+        warnings = [
+            f"{name}: {type(self._pipe).__name__} takes none; it was left out"
+            for name in _OPTIONAL
+            if name not in self._taken and getattr(parameters, name) is not None
+        ]
+        for name in ("prompt", "negative_prompt"):
+            if name in self._taken:
+                warnings += cut_warnings(self._limits, name, getattr(parameters, name))
+        return warnings
+
+    def _before_forward(self, *_: object) -> None:
+        run: DenoisingRun | None = getattr(self._current, "run", None)
+        if run is not None:
+            run.before_forward()
+
+    def _restore_vae(self, run: DenoisingRun) -> None:
+        """Undo a pipeline's own upcast (SDXL in float16) that an error left in place."""
+        vae = getattr(self._pipe, "vae", None)
+        if run.holds_turn and vae is not None and vae.dtype != self._vae_dtype:
+            vae.to(dtype=self._vae_dtype)
+
+
+def _as_failure(error: Exception, parameters: Parameters) -> GenerationFailed | OutOfMemory:
+    if is_out_of_memory(error):
+        size = f"{parameters.num_outputs_per_prompt} x {parameters.width}x{parameters.height}"
+        return OutOfMemory(f"too little memory for {size}; ask for a smaller size or fewer outputs")
+    return GenerationFailed(f"the pipeline failed: {short_cause(error)}")

@@ -1,0 +1,102 @@
+"""The heartbeat: one thread that says about once a second that this replica lives, and in which state.
+
+It also wakes its own replica when requests wait while it is idle: a wake-up that got lost (a worker
+that died between taking the message and claiming the request) costs seconds, never a request.
+
+Does not know requests beyond how many wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+from routing.registry import Heartbeat as Mark
+from routing.registry import Registry, ReplicaState, Standing
+
+_logger = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Writes the mark that ``mark`` returns, every ``every_s`` seconds."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        mark: Callable[[], Mark],
+        every_s: float,
+        *,
+        has_room: Callable[[], bool],
+        wake: Callable[[], None],
+        superseded: Callable[[], None],
+    ) -> None:
+        """Write nothing before :meth:`start`.
+
+        Args:
+            registry: Where the mark goes.
+            mark: Returns what to write.
+            every_s: Seconds between two marks.
+            has_room: Whether the replica could take another request now.
+            wake: Called when requests waited while there was room, at two beats in a row.
+            superseded: Called once when a newer process has taken the replica's name.
+        """
+        self._registry = registry
+        self._mark = mark
+        self._every_s = every_s
+        self._has_room = has_room
+        self._wake = wake
+        self._superseded = superseded
+        self._idle_beats = 0
+        self._now = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Write the first mark, then go on in a thread of its own."""
+        self._beat()
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """Write a mark without waiting for the next turn; safe in a signal handler."""
+        self._now.set()
+
+    def stop(self) -> None:
+        """Stop, and take the replica off the rotation at once."""
+        self._stopped.set()
+        self._now.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        try:
+            self._registry.leave(self._mark())
+        except RedisError as error:
+            _logger.warning("the registry was not told of the end, the mark expires by itself: %s", error)
+
+    def _loop(self) -> None:
+        while not self._stopped.is_set():
+            self._now.wait(self._every_s)
+            self._now.clear()
+            if not self._stopped.is_set():
+                self._beat()
+
+    def _beat(self) -> None:
+        try:
+            standing = self._registry.beat(self._mark())
+        except RedisError as error:
+            _logger.warning("the heartbeat was not recorded: %s", error)
+            return
+        if standing.superseded:
+            self._stopped.set()
+            self._superseded()
+        else:
+            self._look_for_lost(standing)
+
+    def _look_for_lost(self, standing: Standing) -> None:
+        idle = standing.state is ReplicaState.READY and standing.waiting > 0 and self._has_room()
+        self._idle_beats = self._idle_beats + 1 if idle else 0
+        if self._idle_beats >= 2:
+            _logger.info("%d requests wait while there is room; waking up", standing.waiting)
+            self._idle_beats = 0
+            self._wake()

@@ -1,0 +1,55 @@
+"""What a run tells while it works, and how it is stopped.
+
+The engine calls an :class:`Observer` at each step boundary. Who observes (the task, a test) and
+what is done with it (progress in the record, a deadline, a cancel) is not known here.
+"""
+
+from typing import Protocol
+
+
+class Interrupted(BaseException):
+    """Ends a run at a step boundary; raised by an observer, caught by name in the task alone.
+
+    A BaseException, because pipelines contain `except Exception` blocks that would swallow it.
+
+    Attributes:
+        reason: The observer's word for it, such as `canceled`, `timeout` or `hand_back`; the engine
+            does not read it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        """End the run for `reason`."""
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Observer(Protocol):
+    """Sees one run; called from the thread that runs it, one call at a time."""
+
+    def on_step(self, step: int, steps: int) -> None:
+        """Learn that `step` of `steps` denoising steps are done; return quickly.
+
+        Called with step 0 before the text is encoded and again before the first step, and then
+        after each step; after the last one that is before decoding. A run that waits for its turn
+        to encode or decode repeats its step every tenth of a second. `step` never falls. `steps`
+        counts the calls of the noise scheduler: before the text is encoded it is the number that
+        was asked for, from the first step on the real one, which second-order schedulers make
+        nearly twice as large.
+
+        Raises:
+            Interrupted: To end the run here; nothing is decoded.
+        """
+
+    def guidance_scale(self) -> float | None:
+        """Return the guidance wanted from the next step on, or None to keep what there is."""
+
+
+class SilentObserver:
+    """Lets a run go through; used to warm up."""
+
+    def on_step(self, step: int, steps: int) -> None:
+        """Do nothing."""
+
+    def guidance_scale(self) -> float | None:
+        """Keep the guidance."""
+        return None

@@ -1,0 +1,85 @@
+"""A run: one claimed request while the engine works on it, and everything that may stop or change it.
+
+It is what the engine talks to between two steps. Flags are set by other threads (control commands, the
+reporter, the shutdown) and acted upon at the next step, so that no thread ever waits for another.
+
+Does not know Redis: the reporter carries its progress there and the record's wishes back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+from routing.record import Request
+from workers.observer import Interrupted
+
+
+class Stop(StrEnum):
+    """Why a run ends before its time."""
+
+    CANCELED = "canceled"
+    TIMEOUT = "timeout"
+    HAND_BACK = "hand_back"
+    LOST = "lost"
+
+
+class Run:
+    """One claimed request in flight."""
+
+    def __init__(
+        self,
+        request: Request,
+        on_progress: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the time it may run now; call ``on_progress`` after each step."""
+        self.request = request
+        self.step = 0
+        self.steps = 0
+        self.step_s: float | None = None
+        self.moved_at = clock()
+        self._on_progress = on_progress
+        self._clock = clock
+        self._started = clock()
+        self._timeout = request.timeout
+        self._guidance_scale: float | None = None
+        self._stop: Stop | None = None
+        self._lock = threading.Lock()
+
+    def stop(self, why: Stop) -> None:
+        """Ask the run to end at its next step; the first reason given counts."""
+        with self._lock:
+            if self._stop is None:
+                self._stop = why
+
+    def edit(self, request: Request) -> None:
+        """Take over what may change while it runs: guidance scale and timeout."""
+        if request.parameters.guidance_scale != self.request.parameters.guidance_scale:
+            self._guidance_scale = request.parameters.guidance_scale
+        self._timeout = request.timeout
+        self.request = request
+
+    def guidance_scale(self) -> float | None:
+        """Return the guidance scale it was changed to while running, or None."""
+        return self._guidance_scale
+
+    def on_step(self, step: int, steps: int) -> None:
+        """Note that ``step`` of ``steps`` are done.
+
+        Raises:
+            Interrupted: It was asked to stop, or its time is over.
+        """
+        now = self._clock()
+        if step > self.step:
+            last = (now - self.moved_at) / (step - self.step)
+            known = self.step_s if self.step_s is not None else last
+            self.step_s = last if self.step == 0 else 0.7 * known + 0.3 * last
+        self.step, self.steps, self.moved_at = step, steps, now
+        self._on_progress()
+        if self._timeout is not None and now - self._started > self._timeout:
+            self.stop(Stop.TIMEOUT)
+        if self._stop is not None:
+            raise Interrupted(self._stop)

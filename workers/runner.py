@@ -1,0 +1,159 @@
+"""The runner: takes the next request of the line, has the engine run it, stores and records the outcome.
+
+Everything that can happen to a run ends here in exactly one record of it: succeeded, failed, canceled,
+or handed back for another attempt. Does not know Celery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError
+
+from configs.errors import GenerationFailed, ServingError
+from routing.broker import Broker
+from routing.claims import Claims
+from routing.output_store import OutputStore
+from routing.parameters import MEDIA_TYPES
+from routing.record import Failure, Outcome, Output, Request, Status, Timings
+from workers.engine import Engine, Generation
+from workers.images import encode
+from workers.observer import Interrupted
+from workers.run import Run, Stop
+
+_RETRY_S = (0.2, 0.5, 1.0, 2.0)
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs requests for one replica, each in the thread that calls :meth:`run_next`."""
+
+    name: str
+    incarnation: str
+    engine: Engine
+    claims: Claims
+    outputs: OutputStore
+    broker: Broker
+    write_metadata: bool
+    on_progress: Callable[[], None]
+    runs: dict[str, Run] = field(default_factory=dict)
+    closed: threading.Event = field(default_factory=threading.Event)
+    step_s: float | None = None
+
+    def run_next(self) -> str | None:
+        """Run the first request of the line to its end; return its id, or None where nothing waited.
+
+        Raises:
+            redis.RedisError: Redis was away before anything was claimed.
+        """
+        if self.closed.is_set():
+            return None
+        request = self.claims.claim(self.name, self.incarnation)
+        if request is None:
+            return None
+        run = self.runs[request.id] = Run(request, self.on_progress)
+        self.on_progress()
+        try:
+            self._settle(run)
+        finally:
+            del self.runs[request.id]
+        return request.id
+
+    def stop_all(self, why: Stop) -> None:
+        """Take nothing more, and end every run at its next step."""
+        self.closed.set()
+        for run in list(self.runs.values()):
+            run.stop(why)
+
+    def _settle(self, run: Run) -> None:
+        request = run.request
+        try:
+            outcome = self._outcome(run)
+        except Interrupted as interrupted:
+            match Stop(interrupted.reason):
+                case Stop.CANCELED:
+                    outcome = Outcome(Status.CANCELED)
+                case Stop.TIMEOUT:
+                    outcome = _failed("timeout", f"It ran longer than its timeout of {request.timeout:g} s.")
+                case Stop.HAND_BACK:
+                    self._insist(lambda: self._hand_back(request))
+                    return
+                case Stop.LOST:
+                    _logger.warning("%s attempt %d belongs to another replica now", request.id, request.attempt)
+                    return
+        outcome = outcome.at(run.step, run.steps)
+        if not self._insist(lambda: self.claims.finish(request, outcome)):
+            _logger.warning("%s attempt %d ended unrecorded: no longer ours", request.id, request.attempt)
+            for output in outcome.outputs:
+                self.outputs.remove_file(output.name)
+
+    def _outcome(self, run: Run) -> Outcome:
+        request = run.request
+        try:
+            generation = self.engine.generate(request.parameters, run)
+            if run.step_s is not None:
+                self.step_s = run.step_s if self.step_s is None else 0.7 * self.step_s + 0.3 * run.step_s
+            outputs = self._store(request, generation)
+        except ServingError as error:
+            _logger.warning("%s failed: %s", request.id, error)
+            return Outcome(Status.FAILED, error=Failure(error.code, str(error), error.retryable))
+        except Exception:
+            _logger.exception("%s failed for a reason of our own", request.id)
+            return _failed(GenerationFailed.code, "The replica met an error of its own; its log says which.")
+        timings = Timings(generation.encode_s, generation.denoise_s, generation.decode_s, 1.0)
+        return Outcome(Status.SUCCEEDED, outputs, tuple(generation.warnings), timings)
+
+    def _store(self, request: Request, generation: Generation) -> tuple[Output, ...]:
+        parameters, stored = request.parameters, []
+        for index, (image, seed) in enumerate(zip(generation.images, generation.seeds, strict=True)):
+            data = encode(
+                image,
+                parameters,
+                seed,
+                request.model,
+                scheduler=generation.scheduler,
+                metadata=self.write_metadata,
+            )
+            name = f"{request.id}/{request.attempt}-{index}.{parameters.output_format}"
+            self.outputs.write(name, data)
+            stored.append(
+                Output(
+                    name=name,
+                    media_type=MEDIA_TYPES[parameters.output_format],
+                    width=image.width,
+                    height=image.height,
+                    seed=seed,
+                    bytes=len(data),
+                    sha256=hashlib.sha256(data).hexdigest(),
+                )
+            )
+        return tuple(stored)
+
+    def _hand_back(self, request: Request) -> bool:
+        move = self.claims.hand_back(request)
+        if move:
+            _logger.info("%s handed back; attempt %d goes to %s", move.id, move.attempt, move.replica)
+            self.broker.wake(move.replica, move.id, move.attempt)
+        return True
+
+    def _insist(self, record: Callable[[], bool]) -> bool:
+        """Record an outcome however long Redis is away: the work is done and must not be lost."""
+        tries = 0
+        while True:
+            try:
+                return record()
+            except RedisError as error:
+                pause = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
+                _logger.warning("an outcome was not recorded, trying again in %g s: %s", pause, error)
+                tries += 1
+                time.sleep(pause)
+
+
+def _failed(code: str, message: str) -> Outcome:
+    return Outcome(Status.FAILED, error=Failure(code, message))
