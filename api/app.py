@@ -21,8 +21,8 @@ from configs.settings import Settings, load_settings
 VERSION: Final = "0.1.0"
 CALL_ID_HEADER: Final = "X-Request-ID"
 _DESCRIPTION: Final = (
-    "Diffusion pipelines behind one door. Submit a request, then poll it, wait for it or cancel it; "
-    "errors have one shape everywhere."
+    "Diffusion pipelines behind one door. Submit a request, then poll it, wait for it or cancel "
+    "it; errors have one shape everywhere."
 )
 
 

@@ -36,8 +36,9 @@ def idempotency_key() -> str:
 
 
 def preferred_wait(most_s: float) -> int:
-    """Return how many seconds the client would wait (`Prefer: wait=N`), at most `most_s`; 0 for none.
+    """Return how many seconds the client would wait (`Prefer: wait=N`), `most_s` at most.
 
+    0 means that it would not.
     Other preferences may be left aside (RFC 7240), and are.
 
     Raises:

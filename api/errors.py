@@ -1,8 +1,8 @@
 """Error answers: the only place that makes one.
 
-Every error leaves as `{"error": {"message", "type", "param", "code", "details"}}`, whatever raised it.
-What is not foreseen leaves as a 500 that carries the id of the call and nothing else; the log has the
-rest. Knows Flask and the error tree of `configs/errors.py`; does not know what the calls do.
+Every error leaves as `{"error": {"message", "type", "param", "code", "details"}}`, whatever raised
+it. What is not foreseen leaves as a 500 that carries the id of the call and nothing else; the log
+has the rest. Knows Flask and the error tree of `configs/errors.py`; does not know what the calls do.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from configs.errors import (
 )
 
 _STORE_RETRY_S: Final = 2.0
+_FIRST_ERROR: Final = 400
+_WRONG_METHOD: Final = 405
 _TOO_MANY: Final = 429
 _SERVER: Final = 500
 _logger = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ def _redis_error(error: RedisError) -> Response:
 def _http_error(error: HTTPException) -> Response | HTTPException:
     """Answer what Flask, Werkzeug and webargs raise; redirects pass as they are."""
     status = error.code
-    if status is None or status < 400:  # noqa: PLR2004 - errors begin there
+    if status is None or status < _FIRST_ERROR:
         return error
     if status >= _SERVER:
         return _unforeseen(error)
@@ -118,7 +120,7 @@ def _query_errors(error: HTTPException) -> list[FieldError]:
 
 def _by_name(error: HTTPException, status: int) -> Response:
     message = error.description or error.name
-    if status == 405:  # noqa: PLR2004
+    if status == _WRONG_METHOD:
         message = f"{request.method} is not a method of {request.path}."
     return _answer(status, error.name.lower().replace(" ", "_"), message)
 

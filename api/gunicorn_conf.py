@@ -1,7 +1,7 @@
 """Gunicorn's configuration: `gunicorn --config python:api.gunicorn_conf` runs the door.
 
-A configuration file, and so the one module of this package that reads the settings when it is loaded.
-Does not know the calls.
+A configuration file, and so the one module of this package that reads the settings when it is
+loaded. Does not know the calls.
 """
 
 from __future__ import annotations

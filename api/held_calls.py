@@ -1,7 +1,7 @@
 """Held calls: clients that wait for the end of a request on an open connection.
 
-A held call sleeps until the stream of changes wakes it; it never asks again and again. Their number is
-bounded, so that calls that do not wait always find a thread. Does not know HTTP headers.
+A held call sleeps until the stream of changes wakes it; it never asks again and again. Their number
+is bounded, so that calls that do not wait always find a thread. Does not know HTTP headers.
 """
 
 from __future__ import annotations

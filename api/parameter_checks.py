@@ -1,7 +1,7 @@
 """The checks of generation parameters against the model and the settings, and the defaults.
 
-Takes what a client gave, fills in what it left out, and names every wrong field at once. Does not know
-the body they came in, nor HTTP.
+Takes what a client gave, fills in what it left out, and names every wrong field at once. Does not
+know the body they came in, nor HTTP.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ MAX_SEED: Final = 2**63 - 1
 _DRAWN_SEEDS: Final = 2**32
 _MAX_GUIDANCE: Final = 100.0
 _MAX_QUALITY: Final = 100
+_MOST_DIGITS: Final = 20
 
 
 def complete(given: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
@@ -141,10 +142,10 @@ def max_pixels(model: ServedModel, settings: Settings) -> int:
     return min(model.abilities.max_pixels, settings.max_pixels)
 
 
-def shown(value: float) -> str:
+def shown(value: int | float) -> str:
     """Return a number as a message may show it, however many digits it has."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 24 else f"{text[:20]}..."  # noqa: PLR2004
+    text = format(value, ".6g") if type(value) is float else str(value)
+    return text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
 
 
 def _untaken(abilities: Abilities) -> set[str]:

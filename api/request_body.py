@@ -1,7 +1,7 @@
-"""A request's body, from JSON to the values that the router takes: for a new request and for an edit.
+"""A request's body, from JSON to what the router takes: for a new request and for an edit.
 
-Puts the checks together, so that all wrong fields are named in one answer whichever check found them.
-Does not know how the body was sent.
+Puts the checks together, so that all wrong fields are named in one answer, whichever check found
+them. Does not know how the body was sent.
 """
 
 from __future__ import annotations

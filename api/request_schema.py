@@ -19,7 +19,17 @@ from routing.parameters import OUTPUT_FORMATS
 from routing.record import Priority
 
 NOT_SERVED: Final = frozenset(
-    "affinity_key fps image lora mask_image num_frames preview strength webhook".split()
+    {
+        "affinity_key",
+        "fps",
+        "image",
+        "lora",
+        "mask_image",
+        "num_frames",
+        "preview",
+        "strength",
+        "webhook",
+    }
 )
 _SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
 _MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512

@@ -107,7 +107,7 @@ def look(request_id: str) -> Answer:
 @blueprint.arguments(ListQuerySchema, location="query", unknown="raise")
 @blueprint.response(200, RequestListSchema)
 def newest(query: dict[str, Any]) -> dict[str, Any]:
-    """List requests, the newest first; the id of the last one, as `after`, asks for the next page."""
+    """List requests, the newest first; `after` is the id of the last one of the page before."""
     service = current_service()
     limit = query["limit"]
     matching = (

@@ -56,7 +56,7 @@ class Service:
             catalog=Catalog(stages, router.registry),
             changes=changes,
             held_calls=HeldCalls(router.store, changes, settings.max_long_polls),
-            sweeper=Sweeper(sweep, settings.sweep_s),
+            sweeper=Sweeper(sweep, settings.sweep_s, settings.heartbeat_expiry_s),
         )
 
     def start(self) -> None:

@@ -1,7 +1,8 @@
 """The broker: Celery's sending side — wake-ups to a replica's queue, control commands to its node.
 
-A message is only a wake-up: the record in Redis says what is to be done, and a replica that wakes takes
-the first request of its line. So a message delivered twice, late or never costs time and nothing else.
+A message is only a wake-up: the record in Redis says what is to be done, and a replica that wakes
+takes the first request of its line. So a message delivered twice, late or never costs time and
+nothing else.
 
 Sends by task name to a queue name; does not know the code that runs there.
 """
@@ -30,9 +31,9 @@ _logger = logging.getLogger(__name__)
 def celery_settings(settings: Settings) -> dict[str, Any]:
     """Return the Celery configuration that the door and the replicas share.
 
-    Late acknowledgement with a prefetch of one: a killed worker loses no message, and what it has not
-    started stays in the list where it can be counted. No results and no priorities in Celery: both live
-    in our records. See docs/architecture.md.
+    Late acknowledgement with a prefetch of one: a killed worker loses no message, and what it has
+    not started stays in the list where it can be counted. No results and no priorities in Celery:
+    both live in our records. See docs/architecture.md.
     """
     return {
         "broker_url": settings.redis_url,
@@ -59,7 +60,10 @@ class Broker:
         self._app = Celery("routing", set_as_current=False)
         self._app.conf.update(celery_settings(settings))
         # Only the sending side may give up early: a worker's blocking reads last longer than this.
-        self._app.conf.broker_transport_options |= {"socket_connect_timeout": 1.0, "socket_timeout": 1.5}
+        self._app.conf.broker_transport_options |= {
+            "socket_connect_timeout": 1.0,
+            "socket_timeout": 1.5,
+        }
 
     def wake(self, replica: str, request_id: str, attempt: int) -> bool:
         """Send one wake-up to a replica's queue; False where the broker did not take it.
@@ -93,15 +97,15 @@ class Broker:
         """Close the connections."""
         self._app.close()
 
-    def _command(self, node: str, command: str, **arguments: Any) -> bool:  # noqa: ANN401
+    def _command(self, node: str, command: str, **arguments: Any) -> bool:
         return self._sent(
             f"{command} to {node}",
             lambda: self._app.control.broadcast(command, arguments=arguments, destination=[node]),
         )
 
-    def _sent(self, what: str, send: Any) -> bool:  # noqa: ANN401
-        # Celery's first command after a Redis restart meets a dead connection (seen in 5 of 6 restarts),
-        # so everything is sent a second time before it counts as lost.
+    def _sent(self, what: str, send: Any) -> bool:
+        # Celery's first command after a Redis restart meets a dead connection (seen in 5 of 6
+        # restarts), so everything is sent a second time before it counts as lost.
         for last in (False, True):
             try:
                 send()

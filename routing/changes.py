@@ -1,8 +1,8 @@
 """Changes: waiting for a record to change without asking again and again.
 
-One thread in each process reads the stream of changes and wakes whoever waits for the request at hand,
-so any number of waiting clients costs one connection to Redis and no polling. A waiter always reads the
-record itself after it subscribed: the stream only says when to look.
+One thread in each process reads the stream of changes and wakes whoever waits for the request at
+hand, so any number of waiting clients costs one connection to Redis and no polling. A waiter always
+reads the record itself after it subscribed: the stream only says when to look.
 
 Does not know HTTP, nor what a change means.
 """
@@ -36,7 +36,7 @@ class Subscription:
         self._changed = threading.Event()
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the request changed since the last call; False after ``timeout_s`` without."""
+        """Block until the request changed since the last call; False if it did not in time."""
         changed = self._changed.wait(max(0.0, timeout_s))
         self._changed.clear()
         return changed
@@ -91,9 +91,12 @@ class Changes:
             try:
                 if last is None:
                     last = self._newest()
-                    # Whatever happened while nobody read is caught up with by looking at the records.
+                    # Whatever happened while nobody read is caught up with by looking at the
+                    # records.
                     self._notify(lambda _id, _subscription: True)
-                answer: Any = self._redis.xread({self._stream: last}, count=1000, block=int(BLOCK_S * 1000))
+                answer: Any = self._redis.xread(
+                    {self._stream: last}, count=1000, block=int(BLOCK_S * 1000)
+                )
                 for _stream, entries in answer or []:
                     for entry_id, entry in entries:
                         last = entry_id
@@ -109,7 +112,9 @@ class Changes:
 
     def _deliver(self, entry: dict[str, str]) -> None:
         ended = entry["status"] in TERMINAL
-        self._notify(lambda waiting, waiter: waiting == entry["id"] and (ended or not waiter.only_end))
+        self._notify(
+            lambda waiting, waiter: waiting == entry["id"] and (ended or not waiter.only_end)
+        )
 
     def _notify(self, concerned: Callable[[str, Subscription], bool]) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
 """Claims: a replica's side of the record — take the next request, tell its progress, end it.
 
-Every call is fenced: by the replica's incarnation when it takes a request, by attempt and incarnation
-after that. Whatever a replica does with a request that has been given to another counts for nothing.
-Does not know the pipeline, nor Celery.
+Every call is fenced: by the replica's incarnation when it takes a request, by attempt and
+incarnation after that. Whatever a replica does with a request that has been given to another counts
+for nothing. Does not know the pipeline, nor Celery.
 """
 
 from __future__ import annotations
@@ -55,10 +55,18 @@ class Claims:
             return None
         return Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True)))
 
-    def progress(self, request: Request, step: int, steps: int, step_s: float | None) -> Signals | None:
+    def progress(
+        self, request: Request, step: int, steps: int, step_s: float | None
+    ) -> Signals | None:
         """Record how far a claimed request is; None once the claim no longer holds."""
         answer = self._scripts.call(
-            "progress", request.id, request.attempt, request.owner, step, steps, number_field(step_s)
+            "progress",
+            request.id,
+            request.attempt,
+            request.owner,
+            step,
+            steps,
+            number_field(step_s),
         )
         return Signals(cancel=answer[0] == "1", revision=int(answer[1])) if answer else None
 
@@ -81,7 +89,7 @@ class Claims:
         return self._requeue(request, request.owner, crashed=False)
 
     def move_waiting(self, request: Request) -> Moved | None:
-        """Move a waiting request to another ready replica; None where there is none, or it started."""
+        """Move a waiting request to another ready replica; None without one, or if it started."""
         return self._requeue(request, "", crashed=False)
 
     def move_crashed(self, request: Request) -> Moved | None:

@@ -10,13 +10,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-# The stream reader blocks this long in Redis; every socket timeout must be longer, or an idle reader
-# is taken for a dead connection (seen with redis-py 8: an answer after 58 s instead of 8).
+# The stream reader blocks this long in Redis; every socket timeout must be longer, or an idle
+# reader is taken for a dead connection (seen with redis-py 8: an answer after 58 s instead of 8).
 BLOCK_S = 1.0
 
 
 def connect(url: str, timeout_s: float = 1.5) -> Redis:
-    """Open a client that fails within about ``timeout_s`` seconds, so that the door can say 503 in time.
+    """Open a client that fails within seconds, so that the door can say 503 in time.
 
     A command whose connection turns out to be closed (Redis was restarted while it sat idle in the
     pool) is sent once more on a new one; every script here may be repeated safely or is fenced.

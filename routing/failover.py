@@ -1,7 +1,8 @@
-"""The failover sweep: what a dead or drained replica held goes to the living; what is old is removed.
+"""The failover sweep: what a dead or drained replica held goes to the living; the old is removed.
 
-Idempotent, and under a lock in Redis that expires, so that every API process may run it and any of them
-may die. All it does is fenced by attempt, so a replica that was only slow can do no harm afterwards.
+Idempotent, and under a lock in Redis that expires, so that every API process may run it and any of
+them may die. All it does is fenced by attempt, so a replica that was only slow can do no harm
+afterwards.
 
 Does not know how replicas are started again: that is whoever supervises them.
 """
@@ -81,12 +82,17 @@ class Sweep:
 
 
 class Sweeper:
-    """Runs the sweep again and again in a thread of its own."""
+    """Runs the sweep again and again in a thread of its own.
 
-    def __init__(self, sweep: Sweep, every_s: float) -> None:
-        """Sweep every ``every_s`` seconds from :meth:`start` on."""
+    After a start, and after Redis was away, nobody could have written a heartbeat: the sweep waits
+    until every living replica has had the time to, or it would take them all for dead.
+    """
+
+    def __init__(self, sweep: Sweep, every_s: float, grace_s: float) -> None:
+        """Sweep every ``every_s`` seconds, ``grace_s`` after a start or an outage at first."""
         self._sweep = sweep
         self._every_s = every_s
+        self._grace_s = grace_s
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -103,8 +109,11 @@ class Sweeper:
             self._thread.join(timeout=_LOCK_S)
 
     def _loop(self) -> None:
-        while not self._stopped.wait(self._every_s):
+        pause_s = self._grace_s
+        while not self._stopped.wait(pause_s):
             try:
                 self._sweep.run()
+                pause_s = self._every_s
             except (RedisError, OperationalError, OSError) as error:
                 _logger.warning("the sweep did not finish: %s", error)
+                pause_s = self._grace_s

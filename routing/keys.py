@@ -1,32 +1,30 @@
 """The data model in Redis: every key, what it holds and how long it lives.
 
-All keys start with ``REDIS_PREFIX``. The Lua files under ``routing/lua`` build the same names from the
-prefix, in ``record.lua``; no other file spells a key. One Redis, with or without replicas of its own;
-Redis Cluster is not supported, since one script touches several keys.
+All keys start with ``REDIS_PREFIX``. The Lua files under ``routing/lua`` build the same names from
+the prefix, in ``record.lua``; no other file spells a key. One Redis, with or without replicas of its
+own; Redis Cluster is not supported, since one script touches several keys.
 
-=========================== ======= =================================================================
-key                         type    holds; lifetime
-=========================== ======= =================================================================
-request:{id}                hash    the record, the only truth; removed ``RETENTION_S`` after its end
-requests                    zset    id by creation time; with the record
-finished                    zset    id by time of its end, for the retention sweep; with the record
-idempotency:{key}           string  "fingerprint id" of a submit; with the record
-replica:{name}              hash    the last heartbeat: incarnation, state, devices, model, memory;
-                                    removed an hour after the replica was last seen
-replica:{name}:waiting      zset    queued ids by place in the line; empty = no key
-replica:{name}:running      set     ids the replica has claimed; empty = no key
-replica:{name}:totals       hash    completed, failed, restarts; with the replica
-replicas                    zset    replica name by the moment its heartbeat expires
-drained                     set     names taken out of the rotation by hand; until resumed
-stage:{id}:ready            zset    names in the rotation by the moment their heartbeat expires
-stage:{id}:turn             string  round-robin counter; kept
-models                      hash    model name to its stage and abilities; kept
-changes                     stream  one entry for each change of a record; the newest 10 000
-sweep                       string  lock of the failover sweep; a few seconds
-=========================== ======= =================================================================
+======================= ======= ============================================================
+key                     type    holds; lifetime
+======================= ======= ============================================================
+request:{id}            hash    the record, the only truth; ``RETENTION_S`` after its end
+requests                zset    id by creation time; with the record
+finished                zset    id by time of its end; with the record
+idempotency:{key}       string  "fingerprint id" of a submit; with the record
+replica:{name}          hash    the last heartbeat; an hour after the replica was last seen
+replica:{name}:waiting  zset    queued ids by their place in the line; empty is no key
+replica:{name}:running  set     ids the replica has claimed; empty is no key
+replica:{name}:totals   hash    completed, failed, restarts; with the replica
+replicas                zset    replica name by the moment its heartbeat expires
+drained                 set     names taken out of the rotation by hand; until resumed
+stage:{id}:ready        zset    names in the rotation by the moment their heartbeat expires
+stage:{id}:turn         string  round-robin counter; kept
+models                  hash    model name to its stage and abilities; kept
+changes                 stream  one entry for each change of a record; the newest 10 000
+sweep                   string  lock of the failover sweep; seconds
+======================= ======= ============================================================
 
-Celery keeps its own lists under the same prefix: one list for each replica's queue, ``unacked``, and
-the bindings.
+Celery keeps its own under the same prefix: a list for each replica's queue, ``unacked`` and bindings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The output store: files of requests under one fsspec URL (a local folder, s3://, gs://, memory://).
 
-A file appears whole or not at all: it is written under a temporary name and renamed. Names are made of
-our own ids only, ``{request id}/{attempt}-{index}.{format}``: a replica that lost a request to another
-can not touch the other's files.
+A file appears whole or not at all: it is written under a temporary name and renamed. Names are made
+of our own ids only, ``{request id}/{attempt}-{index}.{format}``: a replica that lost a request to
+another can not touch the other's files.
 
 Does not know records, nor what is in a file.
 """
@@ -23,7 +23,11 @@ class OutputStore:
     """Writes, reads and removes files by name."""
 
     def __init__(
-        self, url: str, tries: int = 4, pause_s: float = 0.25, sleep: Callable[[float], None] = time.sleep
+        self,
+        url: str,
+        tries: int = 4,
+        pause_s: float = 0.25,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Try a write ``tries`` times, with a pause that doubles from ``pause_s`` on.
 
@@ -47,7 +51,7 @@ class OutputStore:
         for attempt in range(self._tries):
             try:
                 self._write_once(name, data)
-            except Exception as error:  # noqa: BLE001 - each file system raises errors of its own
+            except Exception as error:
                 if attempt == self._tries - 1:
                     raise OutputWriteFailed(
                         f"The output could not be stored after {self._tries} tries: "

@@ -1,7 +1,7 @@
 """Generation parameters: everything a client may ask of a pipeline, as one frozen value.
 
-Knows the names and how they travel as JSON. Does not know their limits (the door checks those against
-a model's abilities) and nothing of Redis, HTTP or torch, so that the engine may use it too.
+Knows the names and how they travel as JSON. Does not know their limits (the door checks those
+against a model's abilities) and nothing of Redis, HTTP or torch, so that the engine may use it too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Parameters:
         width: Pixels.
         height: Pixels.
         num_inference_steps: Denoising steps asked for; a task may run fewer (image-to-image does).
-        guidance_scale: Classifier-free guidance weight (Ho & Salimans 2022); None leaves it to the pipeline.
+        guidance_scale: Classifier-free guidance weight (Ho & Salimans 2022); None leaves it to the
+            pipeline.
         true_cfg_scale: The same for guidance-distilled families that also take a true one.
         num_outputs_per_prompt: Outputs of this request; output k has seed ``seed + k``.
         seed: Seed of output 0; always set, drawn at submit when the client gave none.
@@ -111,4 +112,10 @@ class Abilities:
         """Read what :meth:`to_json` wrote; names a newer version added are left out."""
         known = {field.name for field in fields(cls)}
         kept = {key: value for key, value in data.items() if key in known}
-        return cls(**{**kept, "tasks": tuple(kept["tasks"]), "schedulers": tuple(kept.get("schedulers", ()))})
+        return cls(
+            **{
+                **kept,
+                "tasks": tuple(kept["tasks"]),
+                "schedulers": tuple(kept.get("schedulers", ())),
+            }
+        )

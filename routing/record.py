@@ -1,6 +1,7 @@
 """The request record: what a client asked for and what has become of it.
 
-Knows how a record looks in Redis (a hash of strings) and as a frozen value. Does not know who changes
+Knows how a record looks in Redis (a hash of strings) and as a frozen value. Does not know who
+changes
 it: that is ``request_store`` for the door and ``claims`` for the replicas.
 """
 
@@ -10,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
 from routing.parameters import Parameters
 

@@ -1,7 +1,7 @@
 """The registry of replicas: who lives, in which state, with which model.
 
-Liveness is an expiry: a heartbeat that is not renewed is a replica that is gone. A replica joins by its
-first heartbeat, wherever it runs; the stage file is only the plan for launching them.
+Liveness is an expiry: a heartbeat that is not renewed is a replica that is gone. A replica joins by
+its first heartbeat, wherever it runs; the stage file is only the plan for launching them.
 
 Does not know requests (``request_store``) nor what a replica is made of.
 """
@@ -94,7 +94,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a heartbeat is answered with: the state that holds, and the length of the replica's line."""
+    """What a heartbeat is answered with: the state that holds, and how many requests wait."""
 
     state: ReplicaState
     waiting: int
@@ -126,8 +126,8 @@ class Registry:
     def beat(self, heartbeat: Heartbeat) -> Standing:
         """Record a heartbeat.
 
-        A failed replica keeps its place on the list for an hour, so that its reason can be read though
-        its process has ended.
+        A failed replica keeps its place on the list for an hour, so that its reason can be read
+        though its process has ended.
         """
         now = self._clock()
         failed = heartbeat.state is ReplicaState.FAILED

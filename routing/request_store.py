@@ -119,14 +119,14 @@ class RequestStore:
                 return self.get(answer[1]), False
             case "mismatch":
                 raise IdempotencyMismatch(
-                    f"Idempotency-Key {new.idempotency_key!r} was already used for request {answer[1]} "
-                    "with another body; send a new key with a new body.",
+                    f"Idempotency-Key {new.idempotency_key!r} was already used for request "
+                    f"{answer[1]} with another body; send a new key with a new body.",
                     param="Idempotency-Key",
                 )
             case "full":
                 raise QueueFull(
-                    f"Every ready replica of {new.model!r} has {self._max_waiting} requests waiting; "
-                    "try again later.",
+                    f"Every ready replica of {new.model!r} has {self._max_waiting} requests "
+                    "waiting; try again later.",
                     retry_after=5.0,
                 )
             case _:
@@ -147,7 +147,7 @@ class RequestStore:
         return Request.from_hash(found)
 
     def queue_position(self, request: Request) -> int | None:
-        """Return its place in the line of its replica, 1 for the next; None unless it waits."""
+        """Return its place in its replica's line, 1 for the next; None unless it waits."""
         if request.status is not Status.QUEUED:
             return None
         rank = self._redis.zrank(self._keys.waiting(request.replica), request.id)
@@ -208,7 +208,9 @@ class RequestStore:
         }
         if expires_in is not None:
             fields["start_by"] = number_field(request.created_at + expires_in)
-        score = "" if priority is request.priority else repr(self._score(request.created_at, priority))
+        score = (
+            "" if priority is request.priority else repr(self._score(request.created_at, priority))
+        )
         answer = self._scripts.call(
             "edit", request.id, request.revision, request.status, score, fields=fields
         )
@@ -235,6 +237,7 @@ class RequestStore:
 
 def _unknown(request_id: str, param: str = "id") -> NotFound:
     return NotFound(
-        f"There is no request {request_id!r}: the id is wrong, or its record is past its retention.",
+        f"There is no request {request_id!r}: the id is wrong, or its record is past its "
+        "retention.",
         param=param,
     )

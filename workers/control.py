@@ -1,6 +1,7 @@
 """Control commands: what the door tells exactly this replica about a request it runs.
 
-They run in Celery's main thread, between messages, so they only set flags. Each is speed and nothing
+They run in Celery's main thread, between messages, so they only set flags. Each is speed and
+nothing
 more: the record says the same, and the replica reads it at every report of progress.
 """
 
@@ -14,20 +15,24 @@ from routing.broker import BEAT_COMMAND, CANCEL_COMMAND, UPDATE_COMMAND
 from workers.replica import current
 
 
-@control_command(name=CANCEL_COMMAND, args=[("request_id", str), ("attempt", int)], signature="<id> <attempt>")
-def cancel_request(_state: Any, request_id: str, attempt: int) -> dict[str, bool]:  # noqa: ANN401
+@control_command(
+    name=CANCEL_COMMAND, args=[("request_id", str), ("attempt", int)], signature="<id> <attempt>"
+)
+def cancel_request(_state: Any, request_id: str, attempt: int) -> dict[str, bool]:
     """Stop a running request at its next step; ``found`` says whether it runs here."""
     return {"found": current().cancel(request_id, attempt)}
 
 
-@control_command(name=UPDATE_COMMAND, args=[("request_id", str), ("attempt", int)], signature="<id> <attempt>")
-def update_request(_state: Any, request_id: str, attempt: int) -> dict[str, bool]:  # noqa: ANN401
+@control_command(
+    name=UPDATE_COMMAND, args=[("request_id", str), ("attempt", int)], signature="<id> <attempt>"
+)
+def update_request(_state: Any, request_id: str, attempt: int) -> dict[str, bool]:
     """Read the record of a running request again; ``found`` says whether it runs here."""
     return {"found": current().refresh(request_id, attempt)}
 
 
 @control_command(name=BEAT_COMMAND)
-def beat_now(_state: Any) -> dict[str, bool]:  # noqa: ANN401
+def beat_now(_state: Any) -> dict[str, bool]:
     """Write a heartbeat now, so that a drain or resume shows without delay."""
     current().beat_now()
     return {"ok": True}

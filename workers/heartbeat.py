@@ -1,4 +1,4 @@
-"""The heartbeat: one thread that says about once a second that this replica lives, and in which state.
+"""The heartbeat: one thread that says about once a second that this replica lives, and how.
 
 It also wakes its own replica when requests wait while it is idle: a wake-up that got lost (a worker
 that died between taking the message and claiming the request) costs seconds, never a request.
@@ -72,7 +72,9 @@ class Heartbeat:
         try:
             self._registry.leave(self._mark())
         except RedisError as error:
-            _logger.warning("the registry was not told of the end, the mark expires by itself: %s", error)
+            _logger.warning(
+                "the registry was not told of the end, the mark expires by itself: %s", error
+            )
 
     def _loop(self) -> None:
         while not self._stopped.is_set():

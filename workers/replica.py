@@ -1,7 +1,7 @@
 """The replica: the life of this process from loading to its end, and the parts it is made of.
 
-loading → ready → draining → gone, or failed with the reason. Celery's signals (``workers.celery``) move
-it on; here is what each move means. Does not know Celery's API.
+loading → ready → draining → gone, or failed with the reason. Celery's signals (``workers.celery``)
+move it on; here is what each move means. Does not know Celery's API.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def current() -> Replica:
         RuntimeError: It is none: it was not started as a worker with ``-Q replica<number>``.
     """
     if _current is None:
-        raise RuntimeError("this process is no replica; start it by: celery -A workers worker -Q replica0")
+        raise RuntimeError(
+            "this process is no replica; start it by: celery -A workers worker -Q replica0"
+        )
     return _current
 
 
@@ -80,7 +82,9 @@ class Replica:
             superseded=self._superseded,
         )
         self._reporter = Reporter(
-            self._claims, self._router.store.get, lambda: self._runner.runs.values() if self._runner else ()
+            self._claims,
+            self._router.store.get,
+            lambda: self._runner.runs.values() if self._runner else (),
         )
 
     def load(self) -> None:
@@ -90,7 +94,9 @@ class Replica:
             ModelLoadFailed: It could not be loaded; the registry keeps the reason.
         """
         self._heartbeat.start()
-        from workers.engine import Engine  # torch must not be imported before the device chunk is set
+        from workers.engine import (
+            Engine,
+        )  # torch must not be imported before the device chunk is set
         from workers.runner import Runner
 
         try:
@@ -119,7 +125,9 @@ class Replica:
         """Join the rotation: the queue is being read from now on."""
         self._state = ReplicaState.READY
         self._heartbeat.beat_now()
-        _logger.info("%s is ready: %s on %s", self.plan.name, self.plan.stage.model_name, self.plan.devices)
+        _logger.info(
+            "%s is ready: %s on %s", self.plan.name, self.plan.stage.model_name, self.plan.devices
+        )
 
     def run_next(self) -> str | None:
         """Run the first request of the line; its id, or None where nothing waited."""
@@ -156,7 +164,9 @@ class Replica:
         self._heartbeat.beat_now()
         if self._runner is not None:
             self._runner.closed.set()
-            timer = threading.Timer(self._settings.drain_s, self._runner.stop_all, args=(Stop.HAND_BACK,))
+            timer = threading.Timer(
+                self._settings.drain_s, self._runner.stop_all, args=(Stop.HAND_BACK,)
+            )
             timer.daemon = True
             timer.start()
 

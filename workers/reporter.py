@@ -1,7 +1,7 @@
 """The reporter: one thread that carries the progress of runs to their records, and wishes back.
 
-The denoising thread only sets numbers; it never waits for Redis. While Redis is away the runs go on and
-the reporter tries again.
+The denoising thread only sets numbers; it never waits for Redis. While Redis is away the runs go on
+and the reporter tries again.
 
 Does not know the engine, nor how a run ends.
 """

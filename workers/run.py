@@ -1,7 +1,8 @@
-"""A run: one claimed request while the engine works on it, and everything that may stop or change it.
+"""A run: one claimed request while the engine works on it, and what may stop or change it.
 
-It is what the engine talks to between two steps. Flags are set by other threads (control commands, the
-reporter, the shutdown) and acted upon at the next step, so that no thread ever waits for another.
+It is what the engine talks to between two steps. Flags are set by other threads (control commands,
+the reporter, the shutdown) and acted upon at the next step, so that no thread ever waits for
+another.
 
 Does not know Redis: the reporter carries its progress there and the record's wishes back.
 """

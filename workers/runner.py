@@ -1,7 +1,7 @@
-"""The runner: takes the next request of the line, has the engine run it, stores and records the outcome.
+"""The runner: takes the next request of the line, has the engine run it, records the outcome.
 
-Everything that can happen to a run ends here in exactly one record of it: succeeded, failed, canceled,
-or handed back for another attempt. Does not know Celery.
+Everything that can happen to a run ends here in exactly one record of it: succeeded, failed,
+canceled, or handed back for another attempt. Does not know Celery.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Runner:
     step_s: float | None = None
 
     def run_next(self) -> str | None:
-        """Run the first request of the line to its end; return its id, or None where nothing waited.
+        """Run the first request of the line to its end; return its id, None where nothing waited.
 
         Raises:
             redis.RedisError: Redis was away before anything was claimed.
@@ -80,16 +80,22 @@ class Runner:
                 case Stop.CANCELED:
                     outcome = Outcome(Status.CANCELED)
                 case Stop.TIMEOUT:
-                    outcome = _failed("timeout", f"It ran longer than its timeout of {request.timeout:g} s.")
+                    outcome = _failed(
+                        "timeout", f"It ran longer than its timeout of {request.timeout:g} s."
+                    )
                 case Stop.HAND_BACK:
                     self._insist(lambda: self._hand_back(request))
                     return
                 case Stop.LOST:
-                    _logger.warning("%s attempt %d belongs to another replica now", request.id, request.attempt)
+                    _logger.warning(
+                        "%s attempt %d belongs to another replica now", request.id, request.attempt
+                    )
                     return
         outcome = outcome.at(run.step, run.steps)
         if not self._insist(lambda: self.claims.finish(request, outcome)):
-            _logger.warning("%s attempt %d ended unrecorded: no longer ours", request.id, request.attempt)
+            _logger.warning(
+                "%s attempt %d ended unrecorded: no longer ours", request.id, request.attempt
+            )
             for output in outcome.outputs:
                 self.outputs.remove_file(output.name)
 
@@ -98,20 +104,26 @@ class Runner:
         try:
             generation = self.engine.generate(request.parameters, run)
             if run.step_s is not None:
-                self.step_s = run.step_s if self.step_s is None else 0.7 * self.step_s + 0.3 * run.step_s
+                self.step_s = (
+                    run.step_s if self.step_s is None else 0.7 * self.step_s + 0.3 * run.step_s
+                )
             outputs = self._store(request, generation)
         except ServingError as error:
             _logger.warning("%s failed: %s", request.id, error)
             return Outcome(Status.FAILED, error=Failure(error.code, str(error), error.retryable))
         except Exception:
             _logger.exception("%s failed for a reason of our own", request.id)
-            return _failed(GenerationFailed.code, "The replica met an error of its own; its log says which.")
+            return _failed(
+                GenerationFailed.code, "The replica met an error of its own; its log says which."
+            )
         timings = Timings(generation.encode_s, generation.denoise_s, generation.decode_s, 1.0)
         return Outcome(Status.SUCCEEDED, outputs, tuple(generation.warnings), timings)
 
     def _store(self, request: Request, generation: Generation) -> tuple[Output, ...]:
         parameters, stored = request.parameters, []
-        for index, (image, seed) in enumerate(zip(generation.images, generation.seeds, strict=True)):
+        for index, (image, seed) in enumerate(
+            zip(generation.images, generation.seeds, strict=True)
+        ):
             data = encode(
                 image,
                 parameters,
@@ -138,7 +150,9 @@ class Runner:
     def _hand_back(self, request: Request) -> bool:
         move = self.claims.hand_back(request)
         if move:
-            _logger.info("%s handed back; attempt %d goes to %s", move.id, move.attempt, move.replica)
+            _logger.info(
+                "%s handed back; attempt %d goes to %s", move.id, move.attempt, move.replica
+            )
             self.broker.wake(move.replica, move.id, move.attempt)
         return True
 
@@ -150,7 +164,9 @@ class Runner:
                 return record()
             except RedisError as error:
                 pause = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
-                _logger.warning("an outcome was not recorded, trying again in %g s: %s", pause, error)
+                _logger.warning(
+                    "an outcome was not recorded, trying again in %g s: %s", pause, error
+                )
                 tries += 1
                 time.sleep(pause)
 

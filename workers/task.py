@@ -15,9 +15,9 @@ from workers.replica import current
 def run(request_id: str, attempt: int) -> str | None:
     """Run the first request of the line; its id, or None where nothing waited.
 
-    ``request_id`` and ``attempt`` name the request that caused the wake-up, for whoever reads Flower or
-    the logs. Another one may be first in the line by now, by its priority; its own wake-up then serves
-    this one.
+    ``request_id`` and ``attempt`` name the request that caused the wake-up, for whoever reads
+    Flower or the logs. Another one may be first in the line by now, by its priority; its own
+    wake-up then serves this one.
     """
     del request_id, attempt
     return current().run_next()

@@ -29,7 +29,7 @@ class Scripts:
         self._prefix = prefix
         self._known: dict[str, Script] = {}
 
-    def call(self, name: str, *args: str | float, fields: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+    def call(self, name: str, *args: str | float, fields: Mapping[str, str] | None = None) -> Any:
         """Run the script ``name`` with ``args``, then ``fields`` as name, value pairs.
 
         Raises:

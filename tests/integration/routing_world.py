@@ -1,4 +1,4 @@
-"""A small world for the routing tests: a router over real Redis, replicas that beat, a clock by hand."""
+"""A small world for the routing tests: a router over real Redis, replicas, a clock by hand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from routing.failover import Sweep
 from routing.parameters import Parameters
 from routing.record import Priority, Request
 from routing.registry import Heartbeat, ReplicaState
-from routing.router import Router
 from routing.request_store import Submission
+from routing.router import Router
 
 STAGE = 0
 MODEL = "tiny"
@@ -46,7 +46,11 @@ class World:
         self.incarnations: dict[str, str] = {}
         self._serial = itertools.count(1)
         self.sweep = Sweep(
-            self.redis, self.settings.redis_prefix, self.router, self.settings.retention_s, self.clock
+            self.redis,
+            self.settings.redis_prefix,
+            self.router,
+            self.settings.retention_s,
+            self.clock,
         )
 
     def start(self, name: str, state: ReplicaState = ReplicaState.READY, stage: int = STAGE) -> str:
@@ -55,7 +59,9 @@ class World:
         self.beat(name, state, stage)
         return self.incarnations[name]
 
-    def beat(self, name: str, state: ReplicaState = ReplicaState.READY, stage: int = STAGE) -> ReplicaState:
+    def beat(
+        self, name: str, state: ReplicaState = ReplicaState.READY, stage: int = STAGE
+    ) -> ReplicaState:
         heartbeat = Heartbeat(
             name=name,
             incarnation=self.incarnations[name],

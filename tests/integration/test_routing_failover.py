@@ -1,4 +1,4 @@
-"""What dead, restarted and drained replicas held goes to the living, and the innocent are not blamed."""
+"""What dead, restarted and drained replicas held goes to the living; no innocent is blamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def world(settings: Settings, redis_client: Redis) -> World:
 
 
 def _queue_length(world: World, name: str) -> int:
-    length: int = world.redis.llen(f"{world.settings.redis_prefix}{name}")  # type: ignore[assignment]
+    length: int = world.redis.llen(f"{world.settings.redis_prefix}{name}")
     return length
 
 
@@ -89,7 +89,9 @@ def test_with_no_other_replica_requests_wait_for_their_own(world: World) -> None
     assert {world.get(request.id).replica for request in (waiting, running)} == {"replica1"}
 
 
-def test_a_request_that_kills_its_replicas_fails_at_the_last_attempt(world: World, settings: Settings) -> None:
+def test_a_request_that_kills_its_replicas_fails_at_the_last_attempt(
+    world: World, settings: Settings
+) -> None:
     world.start("replica0")
     poison, innocent = world.submit(), world.submit()
     for _ in range(settings.max_attempts):

@@ -1,4 +1,4 @@
-"""The record's state machine, explored: any order of calls leaves each request in exactly one place."""
+"""The record's state machine, explored: any order of calls keeps each request in one place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import secrets
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings as hypothesis_settings, strategies as st
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from redis import Redis
 
@@ -46,7 +48,11 @@ class RecordMachine(RuleBasedStateMachine):
         for name in REPLICAS:
             self.world.beat(name)
 
-    @rule(target=requests, priority=st.sampled_from(list(Priority)), expires_in=st.sampled_from([None, 2.0]))
+    @rule(
+        target=requests,
+        priority=st.sampled_from(list(Priority)),
+        expires_in=st.sampled_from([None, 2.0]),
+    )
     def submit(self, priority: Priority, expires_in: float | None) -> str:
         self._beat_all()
         request = self.world.submit(priority=priority, expires_in=expires_in)
@@ -173,7 +179,7 @@ def test_any_order_of_calls_keeps_the_record_right(settings: Settings, redis_cli
     RecordMachine.base, RecordMachine.redis = settings, redis_client
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         RecordMachine,
         settings=hypothesis_settings(
             max_examples=60,

@@ -15,7 +15,9 @@ from routing.registry import ReplicaState
 from routing.request_store import CancelAnswer
 from tests.integration.routing_world import World, parameters
 
-SUCCESS = Outcome(Status.SUCCEEDED, (Output("a/1-0.png", "image/png", 64, 64, 1, 10, "00"),), step=4, steps=4)
+SUCCESS = Outcome(
+    Status.SUCCEEDED, (Output("a/1-0.png", "image/png", 64, 64, 1, 10, "00"),), step=4, steps=4
+)
 
 
 @pytest.fixture
@@ -37,9 +39,10 @@ def test_the_turn_is_one_for_all_api_processes(world: World, settings: Settings)
     landed: list[Request] = []
 
     def door() -> None:
-        other = World(settings, Redis.from_url(settings.redis_url, decode_responses=True), world.clock)
-        for _ in range(5):
-            landed.append(other.router.store.submit(other.submission())[0])
+        other = World(
+            settings, Redis.from_url(settings.redis_url, decode_responses=True), world.clock
+        )
+        landed.extend(other.router.store.submit(other.submission())[0] for _ in range(5))
 
     threads = [threading.Thread(target=door) for _ in range(8)]
     for thread in threads:
@@ -105,9 +108,13 @@ def test_claim_takes_the_line_in_order_and_marks_it_running(world: World) -> Non
     assert world.router.store.queue_position(world.get(second.id)) == 1
 
 
-def test_priorities_go_first_and_a_low_one_does_not_wait_for_ever(world: World, settings: Settings) -> None:
+def test_priorities_go_first_and_a_low_one_does_not_wait_for_ever(
+    world: World, settings: Settings
+) -> None:
     world.start("replica0")
-    low, normal, high = (world.submit(priority=p) for p in (Priority.LOW, Priority.NORMAL, Priority.HIGH))
+    low, normal, high = (
+        world.submit(priority=p) for p in (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+    )
     world.clock.forward(settings.priority_age_s)
     world.beat("replica0")
     late = world.submit(priority=Priority.NORMAL)
@@ -244,12 +251,16 @@ def test_remove_of_an_ended_request_leaves_no_key(world: World, redis_client: Re
     world.router.remove(request.id)
     with pytest.raises(NotFound):
         world.get(request.id)
-    left = [key for key in redis_client.keys(f"{world.settings.redis_prefix}*") if request.id in key]
+    left = [
+        key for key in redis_client.keys(f"{world.settings.redis_prefix}*") if request.id in key
+    ]
     assert left == []
     assert redis_client.get(f"{world.settings.redis_prefix}idempotency:k") is None
 
 
-def test_a_running_request_that_is_removed_is_gone_at_once_and_leaves_nothing_later(world: World) -> None:
+def test_a_running_request_that_is_removed_is_gone_at_once_and_leaves_nothing_later(
+    world: World,
+) -> None:
     world.start("replica0")
     request = world.submit()
     claimed = world.claim("replica0")
@@ -266,7 +277,9 @@ def test_a_running_request_that_is_removed_is_gone_at_once_and_leaves_nothing_la
     assert not world.redis.exists(f"{world.settings.redis_prefix}request:{request.id}")
 
 
-def test_records_and_files_go_together_after_their_retention(world: World, settings: Settings) -> None:
+def test_records_and_files_go_together_after_their_retention(
+    world: World, settings: Settings
+) -> None:
     world.start("replica0")
     request = world.submit()
     claimed = world.claim("replica0")

@@ -42,6 +42,7 @@ TEXTS = {
     "STAGE_CONFIGS_PATH": ("/etc/stages.yaml", Path("/etc/stages.yaml")),
     "OUTPUT_METADATA": ("false", False),
     "API_HOST": ("0.0.0.0", "0.0.0.0"),
+    "RUN_DIR": ("/var/run/replicas", Path("/var/run/replicas")),
     "LOG_LEVEL": ("debug", "DEBUG"),
 }
 
@@ -154,6 +155,11 @@ def test_paths_are_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     settings = load_settings({"STAGE_CONFIGS_PATH": "my.yaml", "OUTPUTS_URL": "out"})
     assert settings.stage_configs_path == tmp_path / "my.yaml"
     assert settings.outputs_url == f"file://{tmp_path}/out"
+
+
+def test_outputs_lie_in_the_run_folder_unless_said_otherwise() -> None:
+    assert load_settings({"RUN_DIR": "/r"}).outputs_url == "file:///r/outputs"
+    assert load_settings({"RUN_DIR": "/r", "OUTPUTS_URL": "/o"}).outputs_url == "file:///o"
 
 
 def test_the_environment_of_the_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

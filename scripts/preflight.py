@@ -1,0 +1,114 @@
+"""What is checked before anything starts: the stage file, this machine, the ports, the names.
+
+Each refusal is one line that names the mend. Starts nothing and leaves nothing open.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+from configs.devices import check_machine, detect_machine
+from configs.settings import Settings
+from configs.stages import ReplicaPlan, StageConfig, load_stages, plan_replicas
+from routing.registry import Heartbeat, Registry, ReplicaState
+from scripts.refusal import StartRefused
+
+_ALIVE = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
+
+
+def check_stages(
+    settings: Settings, model: str | None, environ: Mapping[str, str]
+) -> tuple[tuple[StageConfig, ...], tuple[ReplicaPlan, ...]]:
+    """Read the stage file and plan its replicas.
+
+    Args:
+        settings: Name the stage file and the number of the first replica.
+        model: Folder or hub id in place of the one in the file, if given.
+        environ: The environment, in which CUDA_VISIBLE_DEVICES may narrow the devices.
+
+    Raises:
+        ConfigurationError: The file, the model's folder or a device is refused.
+    """
+    stages = load_stages(settings.stage_configs_path, model)
+    check_machine(stages, detect_machine(environ))
+    return stages, plan_replicas(stages, settings.replica_offset)
+
+
+def check_ports(settings: Settings) -> None:
+    """See that the API and Flower can listen where they are to.
+
+    Raises:
+        StartRefused: A port is taken, or an address is none of this machine.
+    """
+    api = (settings.api_host, settings.api_port)
+    if settings.api_port == settings.flower_port:
+        raise StartRefused(
+            f"the API and Flower cannot both have port {settings.api_port}; give one of them another "
+            "(--port or API_PORT; FLOWER_PORT)"
+        )
+    _check_port("the API", *api, "--port or API_PORT", "--host or API_HOST")
+    _check_port("Flower", "127.0.0.1", settings.flower_port, "FLOWER_PORT", "")
+
+
+def check_names(registry: Registry, plans: Sequence[ReplicaPlan]) -> None:
+    """See that no other launcher's replicas have the names of ours, on a Redis that hosts share.
+
+    Raises:
+        StartRefused: A living process has one of the names.
+    """
+    planned = {plan.name for plan in plans}
+    for replica in registry.all():
+        mark = replica.heartbeat
+        if replica.name in planned and replica.state in _ALIVE and _lives(mark):
+            raise StartRefused(
+                f"{replica.name} already runs on {mark.host} (pid {mark.pid}) with this Redis; stop it, or "
+                "set REPLICA_OFFSET to the first number that is free, or REDIS_PREFIX for a service apart"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens on ``host`` is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_port(what: str, host: str, port: int, port_option: str, host_option: str) -> None:
+    try:
+        kind, protocol, number, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(kind, protocol, number) as probe:
+            # As the servers do: a port whose last connections are still closing is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except PermissionError:
+        fault = f"may not listen on port {port}; give one above 1023 ({port_option})"
+    except socket.gaierror as error:
+        fault = f"cannot listen on {host!r}: {error.strerror}; give another address ({host_option})"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            fault = f"cannot listen on port {port} of {host}: it is taken; give another ({port_option})"
+        else:
+            fault = f"cannot listen on {host}: {error.strerror}; give another address ({host_option})"
+    else:
+        return
+    raise StartRefused(f"{what} {fault}")
+
+
+def _lives(mark: Heartbeat) -> bool:
+    """Whether the process lives; on another host its unexpired heartbeat must do."""
+    if mark.host != socket.gethostname():
+        return True
+    try:
+        os.kill(mark.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
