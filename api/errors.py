@@ -2,7 +2,7 @@
 
 Every error leaves as `{"error": {"message", "type", "param", "code", "details"}}`, whatever raised
 it. What is not foreseen leaves as a 500 that carries the id of the call and nothing else; the log
-has the rest. Knows Flask and the error tree of `configs/errors.py`; does not know what the calls do.
+has the rest. Knows Flask and `configs/errors.py`; does not know what the calls do.
 """
 
 from __future__ import annotations

@@ -38,6 +38,11 @@ class HeldCalls:
         self._held: set[Subscription] = set()
         self._closed = False
 
+    @property
+    def count(self) -> int:
+        """How many calls are held at this moment."""
+        return len(self._held)
+
     def wait(self, request: Request, seconds: float) -> Request:
         """Return the request once it has ended, or as it stands after `seconds`, or when closing.
 

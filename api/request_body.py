@@ -14,7 +14,7 @@ from marshmallow import ValidationError
 
 from api.catalog import Catalog, ServedModel
 from api.parameter_checks import ParameterChecks, complete, shown
-from api.request_schema import RequestBodySchema
+from api.request_schema import RequestBodySchema, RequestEditSchema
 from configs.errors import (
     FieldError,
     InvalidRequest,
@@ -68,7 +68,7 @@ class BodyReader:
             InvalidRequest: One or more fields are wrong; all are named.
             NoReadyReplica: No replica has loaded the model yet.
         """
-        given, details = _shaped(body, partial=False)
+        given, details = _shaped(body, RequestBodySchema())
         details += _refused_seconds(given)
         try:
             model = self.catalog.find(given.get("model"))
@@ -94,7 +94,7 @@ class BodyReader:
             NotEditable: The request has ended, or a field never changes.
             NotEditableWhileRunning: The engine can not change a field between two steps.
         """
-        given, details = _shaped(body, partial=True)
+        given, details = _shaped(body, RequestEditSchema())
         details += _refused_seconds(given)
         if details:
             raise _refusal(details)
@@ -125,10 +125,10 @@ class BodyReader:
             raise _refusal(details)
 
 
-def _shaped(body: Mapping[str, Any], *, partial: bool) -> tuple[dict[str, Any], list[FieldError]]:
+def _shaped(body: Mapping[str, Any], schema: RequestBodySchema) -> tuple[dict[str, Any], list[FieldError]]:
     """Return the fields of the right type, size taken apart, and what is wrong with the others."""
     try:
-        given: dict[str, Any] = RequestBodySchema(partial=partial).load(body)
+        given: dict[str, Any] = schema.load(body)
         details: list[FieldError] = []
     except ValidationError as refused:
         given = dict(refused.valid_data or {})

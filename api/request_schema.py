@@ -177,9 +177,19 @@ class RequestBodySchema(Schema):
 
     @validates_schema(pass_original=True, skip_on_field_errors=False)
     def _refuse_unknown(self, _: Any, original: Mapping[str, Any], **__: Any) -> None:
-        unknown = [name for name in original if name not in self.fields]
+        unknown = [
+            name
+            for name, value in original.items()
+            if name not in self.fields and not (name in NOT_SERVED and value is None)
+        ]
         if unknown:
             raise ValidationError({name: [_unknown(name, list(self.fields))] for name in unknown})
+
+
+class RequestEditSchema(RequestBodySchema):
+    """What `PATCH /v1/requests/{id}` takes; null puts the default back."""
+
+    prompt = _Text("What the output should show.")
 
 
 def _unknown(name: str, known: list[str]) -> str:

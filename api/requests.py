@@ -19,7 +19,7 @@ from api.json_body import fingerprint, read_json_object
 from api.objects import ListQuerySchema, RequestListSchema, RequestObjectSchema
 from api.presentation import list_object, request_object, request_url
 from api.request_body import BodyReader
-from api.request_schema import RequestBodySchema
+from api.request_schema import RequestBodySchema, RequestEditSchema
 from api.service import Service, current_service
 from configs.errors import Conflict, NotEditable
 from routing.record import Request
@@ -122,7 +122,7 @@ def newest(query: dict[str, Any]) -> dict[str, Any]:
 
 
 @blueprint.route("/v1/requests/<request_id>", methods=["PATCH"])
-@blueprint.doc(requestBody=_body(RequestBodySchema(partial=True)))
+@blueprint.doc(requestBody=_body(RequestEditSchema))
 @blueprint.response(200, RequestObjectSchema)
 def edit(request_id: str) -> dict[str, Any]:
     """Change a request: anything while it waits, guidance_scale and timeout while it runs."""

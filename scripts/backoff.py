@@ -15,7 +15,7 @@ class Backoff:
     Attributes:
         first_s: The pause after the first end.
         cap_s: The longest pause.
-        stable_s: A part that was ready for this long has proven itself; its next pause is the first again.
+        stable_s: A part that was ready for this long has proven itself: the pauses begin anew.
     """
 
     first_s: float = 1.0
@@ -24,7 +24,7 @@ class Backoff:
     _next_s: float = field(default=0.0, init=False)
 
     def pause(self, ready_s: float) -> float:
-        """Return the pause, in seconds, after an end that came ``ready_s`` seconds after readiness."""
+        """Return the pause, in seconds, after an end; the part had been ready for ``ready_s``."""
         if self._next_s == 0.0 or ready_s >= self.stable_s:
             self._next_s = self.first_s
         pause = min(self._next_s, self.cap_s)

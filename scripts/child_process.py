@@ -1,6 +1,6 @@
-"""One child process: in a session of its own, logging to its own file, never outliving the launcher.
+"""One child process: in a session of its own, with its own log, never outliving the launcher.
 
-Knows signals and process groups. Does not know what the process is for, nor when to start it again.
+Knows signals and process groups. Does not know what the process is for, nor when it starts again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 class ChildProcess:
     """A running command, and whatever it starts itself.
 
-    A session of its own keeps a Ctrl-C in the terminal from reaching it: only the launcher hears that,
-    and stops its parts in order. On Linux the kernel sends it ``orphan_signal`` when the launcher dies,
-    however that happens; so it must be started from the launcher's main thread, whose end is meant.
+    A session of its own keeps a Ctrl-C in the terminal from reaching it: only the launcher hears
+    that, and stops its parts in order. On Linux the kernel sends it ``orphan_signal`` when the
+    launcher dies, however that happens; to the kernel, the launcher is the thread that started it.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class ChildProcess:
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-
 
     def _has_ended(self) -> bool:
         """Whether it has ended; it stays unreaped, so that its group's number stays its own."""

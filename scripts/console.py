@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -46,8 +47,6 @@ Ctrl-C stops everything."""
 
 
 def _write(stream: TextIO, line: str) -> None:
-    try:
+    # Where the terminal is gone the service goes on, and its logs say the same.
+    with suppress(OSError):
         print(line, file=stream, flush=True)
-    except OSError:
-        # The terminal is gone; the service goes on and its logs say the same.
-        pass

@@ -28,7 +28,7 @@ class Part:
         environment: Variables added to those of the launcher; one that is None is removed.
         stop_order: Parts with a lower number are asked to end before those with a higher one.
         grace_s: Seconds it has to end after it was asked to.
-        lingers: Whether, after its grace, it may go on while the next in the order end; else it is killed.
+        lingers: Whether it may go on, after its grace, while the next in the order end.
         orphan_signal: What it is sent when the launcher dies without stopping it.
     """
 

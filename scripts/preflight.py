@@ -47,8 +47,8 @@ def check_ports(settings: Settings) -> None:
     api = (settings.api_host, settings.api_port)
     if settings.api_port == settings.flower_port:
         raise StartRefused(
-            f"the API and Flower cannot both have port {settings.api_port}; give one of them another "
-            "(--port or API_PORT; FLOWER_PORT)"
+            f"the API and Flower cannot both have port {settings.api_port}; give one of them "
+            "another (--port or API_PORT; FLOWER_PORT)"
         )
     _check_port("the API", *api, "--port or API_PORT", "--host or API_HOST")
     _check_port("Flower", "127.0.0.1", settings.flower_port, "FLOWER_PORT", "")
@@ -65,8 +65,9 @@ def check_names(registry: Registry, plans: Sequence[ReplicaPlan]) -> None:
         mark = replica.heartbeat
         if replica.name in planned and replica.state in _ALIVE and _lives(mark):
             raise StartRefused(
-                f"{replica.name} already runs on {mark.host} (pid {mark.pid}) with this Redis; stop it, or "
-                "set REPLICA_OFFSET to the first number that is free, or REDIS_PREFIX for a service apart"
+                f"{replica.name} already runs on {mark.host} (pid {mark.pid}) with this Redis; "
+                "stop it, or set REPLICA_OFFSET to the first number that is free, or REDIS_PREFIX "
+                "for a service apart"
             )
 
 
@@ -90,12 +91,12 @@ def _check_port(what: str, host: str, port: int, port_option: str, host_option: 
     except PermissionError:
         fault = f"may not listen on port {port}; give one above 1023 ({port_option})"
     except socket.gaierror as error:
-        fault = f"cannot listen on {host!r}: {error.strerror}; give another address ({host_option})"
+        fault = f"cannot listen on {host!r}: {error.strerror}; give another ({host_option})"
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            fault = f"cannot listen on port {port} of {host}: it is taken; give another ({port_option})"
+            fault = f"cannot listen on port {port}: it is taken; give another ({port_option})"
         else:
-            fault = f"cannot listen on {host}: {error.strerror}; give another address ({host_option})"
+            fault = f"cannot listen on {host}: {error.strerror}; give another ({host_option})"
     else:
         return
     raise StartRefused(f"{what} {fault}")

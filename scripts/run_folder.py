@@ -57,8 +57,8 @@ class RunFolder:
         except BlockingIOError:
             holder = path.read_text(encoding="ascii").strip()
             raise StartRefused(
-                f"another launcher (pid {holder or 'unknown'}) runs from {self.path}; stop it, or set "
-                "RUN_DIR to a folder of this one's own"
+                f"another launcher (pid {holder or 'unknown'}) runs from {self.path}; stop it, or "
+                "set RUN_DIR to a folder of this one's own"
             ) from None
         except OSError as error:
             raise StartRefused(f"{path} cannot be locked: {error.strerror}; set RUN_DIR") from None
@@ -73,8 +73,8 @@ class RunFolder:
     def write_stages(self, given: Path, stages: Sequence[StageConfig]) -> Path:
         """Write the stage file in force and return its path.
 
-        The parts read this one, so that they see the model that was given beside the file, and folders
-        that were relative to where the launcher was started.
+        The parts read this one, so that they see the model that was given beside the file, and
+        folders that were relative to where the launcher was started.
 
         Args:
             given: The stage file as it was given; already read and found right.
@@ -82,7 +82,8 @@ class RunFolder:
         """
         document: dict[str, Any] = yaml.safe_load(given.read_text(encoding="utf-8"))
         for entry, stage in zip(document["stages"], stages, strict=True):
-            entry["engine_args"] = {**(entry.get("engine_args") or {}), "model": stage.engine_args.model}
+            named = {"model": stage.engine_args.model, "served_model_name": stage.model_name}
+            entry["engine_args"] = {**(entry.get("engine_args") or {}), **named}
         path = self.path / "stages.yaml"
         heading = f"# Written at each start from {given}\n"
         path.write_text(heading + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")

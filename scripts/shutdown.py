@@ -1,6 +1,6 @@
 """The end of all parts: asked in order, killed when their grace is over, none left behind.
 
-Does not know what the parts are; their plans say in which order they end and how long each may take.
+Does not know what the parts are; their plans say in which order they end and how long each may be.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Shutdown:
     def stop(self, members: Sequence[Member]) -> None:
         """End all parts: in their order, and the ones of one order together.
 
-        A part that lingers goes on while the next ones end: the API still answers the clients that wait
-        for what the replicas finish. What is idle ends at once, so this rarely takes its full time.
+        A part that lingers goes on while the next ones end: the API still answers the clients that
+        wait for what the replicas finish. What is idle ends at once, so that the graces are rare.
         """
         lingering: list[Member] = []
         for order in sorted({member.part.stop_order for member in members}):

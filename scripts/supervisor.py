@@ -93,13 +93,13 @@ class Supervisor:
 
     def _start(self, member: Member) -> None:
         part = member.part
-        environment = {**self._environment, **part.environment}
+        merged = {**self._environment, **part.environment}
         member.ready, member.explained = False, False
         member.started_at = self._clock()
         try:
             member.process = ChildProcess(
                 part.command,
-                environment={name: value for name, value in environment.items() if value is not None},
+                environment={name: value for name, value in merged.items() if value is not None},
                 folder=self._folder,
                 log=member.log,
                 orphan_signal=part.orphan_signal,

@@ -83,6 +83,10 @@ class DenoisingRun:
         self._at_boundary()
 
     def _after_step(self, result: Any) -> None:
+        sample = result[0]
+        if sample.is_cuda:
+            # Python runs ahead of the device: without this, steps are told that are not done yet.
+            torch.cuda.current_stream(sample.device).synchronize()
         self._last_step = time.perf_counter()
         if self._first_forward is None:  # a denoiser by another name
             self.before_forward()
@@ -90,7 +94,7 @@ class DenoisingRun:
         self.steps = max(self.steps, self.step)
         self._at_boundary()
         if self.step == self.steps:
-            _refuse_non_finite(result[0])
+            _refuse_non_finite(sample)
             self._take_turn()
 
     def _at_boundary(self) -> None:

@@ -73,6 +73,7 @@ class Engine:
             width=abilities.default_width,
             height=abilities.default_height,
             num_inference_steps=min(abilities.default_steps, 2),
+            guidance_scale=abilities.default_guidance_scale if abilities.guidance_scale else None,
         )
         self.generate(parameters, SilentObserver())
 

@@ -127,7 +127,7 @@ def test_a_run_leaves_the_global_random_state_alone(engine: Engine, parameters: 
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_timings_add_up(engine: Engine, parameters: MakeParameters):
+def test_each_part_is_timed(engine: Engine, parameters: MakeParameters):
     made = engine.generate(parameters(), Recorder())
     assert made.steps == 6
     assert min(made.encode_s, made.denoise_s, made.decode_s) > 0

@@ -1,0 +1,115 @@
+"""The service while it runs: Redis first, then everything else, until the wish to stop comes.
+
+Does not know the command line, nor how a part is started again or stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from configs.settings import REPOSITORY, Settings
+from configs.stages import ReplicaPlan
+from routing.connection import connect
+from routing.registry import Registry
+from scripts import parts
+from scripts.console import addresses, say
+from scripts.preflight import check_names
+from scripts.redis_server import RedisServer, check_redis
+from scripts.refusal import StartRefused
+from scripts.run_folder import RunFolder
+from scripts.shutdown import Shutdown
+from scripts.stop_wish import StopWish
+from scripts.supervisor import Supervisor, last_line
+
+_LOOK_EVERY_S: Final = 0.2
+_REDIS_START_S: Final = 60.0  # it reads its whole file first
+
+
+def run_service(
+    settings: Settings,
+    plans: Sequence[ReplicaPlan],
+    folder: RunFolder,
+    redis: RedisServer | None,
+    wish: StopWish,
+) -> None:
+    """Run all parts until the wish to stop comes, then end them; none is left, however it ends.
+
+    Args:
+        settings: With the URL of the Redis to use.
+        plans: The replicas to run.
+        folder: Holds the logs; locked.
+        redis: The Redis to start, or None when one was given.
+        wish: Says when to stop.
+
+    Raises:
+        StartRefused: Redis does not start or answer, or another launcher's replicas have our names.
+    """
+    supervisor = Supervisor(
+        environment={**os.environ, **parts.parts_environment(settings)},
+        folder=REPOSITORY,
+        logs=folder.logs,
+        say=say,
+    )
+    registry = Registry(
+        connect(settings.redis_url, timeout_s=0.5),
+        settings.redis_prefix,
+        settings.heartbeat_expiry_s,
+    )
+    try:
+        if redis is None:
+            check_redis(settings.redis_url)
+            check_names(registry, plans)
+        else:
+            _start_redis(supervisor, redis, wish)
+        if not wish.has_come():
+            workers = [parts.worker_part(plan, settings, registry) for plan in plans]
+            supervisor.start([*workers, parts.api_part(settings), parts.flower_part(settings)])
+            _watch(supervisor, settings, plans, folder, wish)
+    finally:
+        if wish.has_come():
+            say("stopping; Ctrl-C again hurries")
+        Shutdown(wish.hurries, say).stop(supervisor.members)
+    say("stopped; what is queued runs after the next start")
+
+
+def _start_redis(supervisor: Supervisor, redis: RedisServer, wish: StopWish) -> None:
+    supervisor.start([parts.redis_part(redis)])
+    (member,) = supervisor.members
+    deadline = time.monotonic() + _REDIS_START_S
+    while not member.ready and not wish.wait(_LOOK_EVERY_S / 4):
+        if member.process is None or member.process.poll() is not None:
+            raise StartRefused(
+                f"{redis.binary} ended at once: {last_line(member.log)}; more is in {member.log}"
+            )
+        if time.monotonic() > deadline:
+            raise StartRefused(
+                f"{redis.binary} did not answer within {_REDIS_START_S:g} s; see {member.log}"
+            )
+        supervisor.look()
+
+
+def _watch(
+    supervisor: Supervisor,
+    settings: Settings,
+    plans: Sequence[ReplicaPlan],
+    folder: RunFolder,
+    wish: StopWish,
+) -> None:
+    """Look after the parts; once each has been ready or has failed, say where everything is."""
+    announced = False
+    while not wish.wait(_LOOK_EVERY_S):
+        supervisor.look()
+        if not announced and all(member.tried for member in supervisor.members):
+            announced = True
+            say(
+                addresses(
+                    parts.base_url(parts.reachable(settings.api_host), settings.api_port),
+                    parts.base_url("127.0.0.1", settings.flower_port),
+                    folder.logs,
+                    plans,
+                    [member.part.name for member in supervisor.members if not member.ready],
+                )
+            )

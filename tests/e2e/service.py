@@ -1,0 +1,202 @@
+"""A running service for the tests: real workers and a real API, one process each, on free ports."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from configs.settings import REPOSITORY
+from tests.redis_server import free_port
+from tests.waiting import wait_until
+
+READY_S = 90.0
+RUN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+    @property
+    def image(self) -> Image.Image:
+        return Image.open(io.BytesIO(self.content))
+
+
+@dataclass
+class Service:
+    """Replicas by the bare Celery command line, and one API of two processes."""
+
+    redis_url: str
+    redis_prefix: str
+    folder: Path
+    stage_file: Path = REPOSITORY / "configs" / "tiny_cpu.yaml"
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.outputs = self.folder / "outputs"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, *replicas: str) -> None:
+        """Start everything and return once all is ready."""
+        self._run("api", "-m", "gunicorn", "--config", "python:api.gunicorn_conf")
+        for name in replicas:
+            self.start_replica(name)
+        wait_until(lambda: self.call("GET", "/health").status == 200, READY_S, "the API")
+        for name in replicas:
+            self.wait_for(name, "ready")
+
+    def start_replica(self, name: str) -> None:
+        """Start one replica, by the line the README gives."""
+        self._run(name, "-m", "celery", "-A", "workers", "worker", "-Q", name)
+
+    def wait_for(self, name: str, *states: str) -> dict[str, Any]:
+        """Return a replica once it is in one of the states."""
+
+        def look() -> Any:
+            answer = self.call("GET", f"/v1/replicas/{name}")
+            return answer.json if answer.status == 200 and answer.json["state"] in states else None
+
+        found: dict[str, Any] = wait_until(
+            look, READY_S, f"{name} to be {states}; {self.log(name)}"
+        )
+        return found
+
+    def end(self, name: str, how: signal.Signals, timeout_s: float = 15) -> int:
+        """Send a signal to a process and wait for its end; returns its exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(how)
+        return process.wait(timeout_s)
+
+    def stop(self) -> None:
+        """End everything that still runs."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(15)
+
+    def log(self, name: str) -> str:
+        """Return the end of what a process has printed."""
+        path = self.folder / f"{name}.log"
+        return path.read_text()[-2000:] if path.exists() else "(no log)"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 70,
+    ) -> Answer:
+        """Make one HTTP call; errors are answers too."""
+        data = None if body is None else json.dumps(body).encode()
+        all_headers = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(
+            self.url + path, data=data, headers=all_headers, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                return Answer(answer.status, dict(answer.headers), answer.read())
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, dict(error.headers), error.read())
+
+    def submit(self, prompt: str = "a red circle on a blue background", **fields: Any) -> Any:
+        """Submit a request that must be accepted; returns its object."""
+        answer = self.call("POST", "/v1/requests", {"prompt": prompt, **fields})
+        assert answer.status == 202, answer.content
+        return answer.json
+
+    def submit_all(self, bodies: list[dict[str, Any]]) -> list[Answer]:
+        """Submit all at the same time, each on a connection of its own."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            return list(pool.map(lambda body: self.call("POST", "/v1/requests", body), bodies))
+
+    def submit_to(self, replica: str, prompt: str, **fields: Any) -> Any:
+        """Submit until the rotation gives the request to ``replica``; others are canceled."""
+        for _ in range(8):
+            request = self.submit(prompt, **fields)
+            if request["replica"] == replica:
+                return request
+            self.call("DELETE", f"/v1/requests/{request['id']}")
+        raise AssertionError(f"the rotation never came to {replica}")
+
+    def get(self, request_id: str) -> Any:
+        """Return a request as it stands."""
+        return self.call("GET", f"/v1/requests/{request_id}").json
+
+    def ended(self, request_id: str) -> Any:
+        """Return a request once it has ended."""
+        answer = self.call(
+            "GET", f"/v1/requests/{request_id}", headers={"Prefer": f"wait={RUN_S:.0f}"}
+        )
+        assert answer.json["status"] not in {"queued", "running"}, answer.json
+        return answer.json
+
+    def at_step(self, request_id: str, step: int) -> Any:
+        """Return a request once ``step`` of its steps are done."""
+
+        def look() -> Any:
+            request = self.get(request_id)
+            return request if request["progress"]["step"] >= step else None
+
+        return wait_until(look, RUN_S, f"step {step} of {request_id}")
+
+    def output(self, request: Any, index: int = 0) -> Answer:
+        """Fetch a file of a request that has succeeded."""
+        assert request["status"] == "succeeded", request
+        return self.call("GET", request["outputs"][index]["url"])
+
+    def files(self, request_id: str) -> list[str]:
+        """Return the files there are for a request, temporary ones too."""
+        folder = self.outputs / request_id
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    def _run(self, name: str, *arguments: str) -> None:
+        environ = {
+            **os.environ,
+            "REDIS_URL": self.redis_url,
+            "REDIS_PREFIX": self.redis_prefix,
+            "OUTPUTS_URL": str(self.outputs),
+            "RUN_DIR": str(self.folder),
+            "STAGE_CONFIGS_PATH": str(self.stage_file),
+            "API_PORT": str(self.port),
+            "HEARTBEAT_S": "0.5",
+            "HEARTBEAT_EXPIRY_S": "3",
+            "SWEEP_S": "0.5",
+            "DRAIN_S": "1",
+            **self.environ,
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=REPOSITORY,
+                env=environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )

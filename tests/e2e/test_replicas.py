@@ -1,0 +1,161 @@
+"""Replicas by their bare command line: how they are named, how they fail, stop, die and come back."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from configs.settings import REPOSITORY
+from tests.e2e.service import Service
+from tests.waiting import wait_until
+
+LONG = 900
+
+
+def test_the_bare_line_makes_two_addressable_replicas(service: Service) -> None:
+    replicas = service.call("GET", "/v1/replicas").json["data"]
+    assert [(r["name"], r["state"], r["devices"], r["capacity"]) for r in replicas] == [
+        ("replica0", "ready", [0], 1),
+        ("replica1", "ready", [1], 1),
+    ]
+    inspect = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "workers", "inspect", "stats", "-j"],
+        cwd=REPOSITORY,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "REDIS_URL": service.redis_url,
+            "REDIS_PREFIX": service.redis_prefix,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert '"replica0@' in inspect.stdout
+    assert '"replica1@' in inspect.stdout
+    assert "celery.concurrency.thread:TaskPool" in inspect.stdout
+
+
+def test_a_killed_replicas_request_succeeds_on_the_other(service: Service) -> None:
+    reference = service.ended(service.submit(seed=6, num_inference_steps=300)["id"])
+    request = service.submit_to(
+        "replica0", "a red circle on a blue background", seed=6, num_inference_steps=300
+    )
+    service.at_step(request["id"], 1)
+    service.end("replica0", signal.SIGKILL)
+    ended = service.ended(request["id"])
+    assert (ended["status"], ended["replica"], ended["attempt"]) == ("succeeded", "replica1", 2)
+    assert service.output(ended).content == service.output(reference).content
+    assert service.files(request["id"]) == ["2-0.png"]
+    assert service.call("GET", "/v1/replicas/replica0").json["state"] == "gone"
+    assert service.call("GET", "/ready").status == 200
+    service.start_replica("replica0")
+    assert service.wait_for("replica0", "ready")["restarts"] == 1
+
+
+def test_a_stopping_replica_hands_its_request_back(service: Service) -> None:
+    request = service.submit_to("replica0", "a blue star", num_inference_steps=LONG)
+    service.at_step(request["id"], 1)
+    assert service.end("replica0", signal.SIGTERM, timeout_s=10) == 0
+    moved = service.get(request["id"])
+    assert (moved["replica"], moved["attempt"]) == ("replica1", 2)
+    assert service.call("GET", "/v1/replicas/replica0").json["state"] == "gone"
+    service.call("POST", f"/v1/requests/{request['id']}/cancel")
+    assert service.ended(request["id"])["status"] == "canceled"
+    service.start_replica("replica0")
+    service.wait_for("replica0", "ready")
+
+
+def test_a_cancel_sent_while_its_replica_is_down_holds(service: Service) -> None:
+    for name in ("replica0", "replica1"):
+        service.call("POST", f"/v1/replicas/{name}/drain")
+    service.call("POST", "/v1/replicas/replica0/resume")
+    running = service.submit("a red circle", num_inference_steps=LONG)
+    waiting = service.submit("a red circle")
+    service.at_step(running["id"], 1)
+    service.end("replica0", signal.SIGKILL)
+    assert service.call("POST", f"/v1/requests/{running['id']}/cancel").status == 202
+    assert service.call("POST", f"/v1/requests/{waiting['id']}/cancel").status == 200
+    service.start_replica("replica0")
+    service.wait_for("replica0", "ready")
+    service.call("POST", "/v1/replicas/replica1/resume")
+    for request in (running, waiting):
+        ended = service.ended(request["id"])
+        assert ended["status"] == "canceled"
+        assert service.files(request["id"]) == []
+
+
+def test_a_drained_replica_gets_nothing_until_it_is_resumed(service: Service) -> None:
+    answer = service.call("POST", "/v1/replicas/replica0/drain")
+    assert (answer.status, answer.json["state"]) == (200, "draining")
+    assert {service.submit()["replica"] for _ in range(3)} == {"replica1"}
+    assert service.call("POST", "/v1/replicas/replica0/resume").json["state"] == "ready"
+    assert {service.submit()["replica"] for _ in range(2)} == {"replica0", "replica1"}
+    assert service.call("POST", "/v1/replicas/replica9/drain").status == 404
+
+
+def test_a_model_that_does_not_load_leaves_its_reason(redis_url: str, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(REPOSITORY / "models" / "tiny", broken)
+    (broken / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+    stage = tmp_path / "stage.yaml"
+    stage.write_text(
+        "stages:\n"
+        "  - stage_id: 0\n"
+        "    stage_type: diffusion\n"
+        "    runtime: {devices: '0', num_replicas: 1}\n"
+        f"    engine_args: {{model: {broken}, device: cpu}}\n"
+    )
+    service = Service(redis_url, f"{tmp_path.name}:", tmp_path, stage)
+    try:
+        service.start()
+        service.start_replica("replica0")
+        replica = service.wait_for("replica0", "failed")
+        assert "broken" in replica["error"]
+        assert service.processes["replica0"].wait(15) == 3
+        assert f"Error: replica0: {replica['error']}" in service.log("replica0")
+        ready = service.call("GET", "/ready")
+        assert ready.status == 503
+        assert replica["error"] in ready.content.decode() or "failed" in ready.content.decode()
+        refused = service.call("POST", "/v1/requests", {"prompt": "a cat"})
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+    finally:
+        service.stop()
+
+
+def test_a_queue_that_is_no_replica_is_refused_in_one_line(tmp_path: Path) -> None:
+    for queue, words in (
+        ("celery", "names no replica"),
+        ("replica7", "plans replica0 to replica1"),
+    ):
+        refused = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "workers", "worker", "-Q", queue],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert refused.returncode == 2, refused.stderr
+        lines = [line for line in refused.stderr.splitlines() if line.startswith("Error:")]
+        assert len(lines) == 1
+        assert words in lines[0]
+        assert "Traceback" not in refused.stderr
+
+
+def test_nothing_is_left_in_celerys_hands_when_all_is_done(service: Service) -> None:
+    ended = [service.submit() for _ in range(4)]
+    for request in ended:
+        service.ended(request["id"])
+    wait_until(
+        lambda: all(
+            (r["waiting"], r["running"]) == (0, 0)
+            for r in service.call("GET", "/v1/replicas").json["data"]
+        ),
+        10,
+        "both replicas to be idle",
+    )

@@ -1,0 +1,46 @@
+"""Fixtures of the API tests: a door over the test's own corner of Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from redis import Redis
+
+from configs.settings import Settings
+from tests.integration.api_world import Door, PlayedReplica
+
+OpenDoor = Callable[[Settings], Door]
+
+
+@pytest.fixture
+def open_door(redis_client: Redis) -> Iterator[OpenDoor]:
+    """Opens doors, as many as API processes are wanted; all are closed at the end."""
+    doors: list[Door] = []
+
+    def open_one(settings: Settings) -> Door:
+        doors.append(Door(settings))
+        return doors[-1]
+
+    yield open_one
+    for door in doors:
+        door.close()
+
+
+@pytest.fixture
+def api_settings(settings: Settings) -> Settings:
+    """Played replicas beat only when a test says so, and must not die of that."""
+    return replace(settings, heartbeat_expiry_s=3600.0)
+
+
+@pytest.fixture
+def door(api_settings: Settings, open_door: OpenDoor) -> Door:
+    """One API process with its threads running."""
+    return open_door(api_settings)
+
+
+@pytest.fixture
+def replica(door: Door) -> PlayedReplica:
+    """One ready replica, replica0, with the tiny model."""
+    return door.replica().load()
