@@ -47,7 +47,7 @@ class Heartbeat:
         memory_bytes: Memory its process holds.
         device_memory_bytes: Device memory it holds; None without such a device.
         stopping: Whether its process is about to end.
-        error: Why it failed, or why its last start did.
+        error: Why it failed; kept through the next start, until it is ready.
     """
 
     name: str
@@ -146,20 +146,6 @@ class Registry:
             return Standing(ReplicaState.GONE, 0, superseded=True)
         return Standing(ReplicaState(answer[0]), int(answer[1]))
 
-    def leave(self, heartbeat: Heartbeat) -> None:
-        """Take a replica that ends out of the rotation at once, without waiting for its expiry."""
-        now = self._clock()
-        self._scripts.call(
-            "beat",
-            heartbeat.name,
-            heartbeat.incarnation,
-            heartbeat.stage,
-            ReplicaState.GONE,
-            now,
-            now,
-            fields=_to_fields(heartbeat),
-        )
-
     def publish_model(self, model: Model) -> None:
         """Say what a loaded model can do, for the door's checks."""
         value = {"stage": model.stage, "abilities": model.abilities.to_json()}
@@ -230,7 +216,7 @@ def _to_fields(heartbeat: Heartbeat) -> dict[str, str]:
     fields = {
         name: json.dumps(value)
         for name, value in asdict(heartbeat).items()
-        if name not in {"name", "incarnation", "stage", "state"}
+        if name not in {"name", "incarnation", "stage", "state"} and (name != "error" or value)
     }
     return {**fields, "stopping": "1" if heartbeat.stopping else "0"}
 

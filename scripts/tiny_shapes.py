@@ -46,10 +46,12 @@ PLACES: dict[str, tuple[int, int]] = {
 }
 # Diameter as a share of the picture's side.
 SIZES: dict[str, tuple[float, float]] = {
-    "small": (0.35, 0.41),
+    "small": (0.38, 0.44),
     "medium": (0.49, 0.56),
     "large": (0.65, 0.72),
 }
+# A smaller star loses its notches on the 8x8 grid of the model's latents.
+LEAST_RADIUS = {"star": 0.225}
 MARGIN = 0.03  # free border around a shape pushed to an edge, as a share of the side
 
 
@@ -145,7 +147,7 @@ def render(drawing: Drawing, side: int = SIDE) -> Array:
 
 def realise(spec: Spec, rng: random.Random) -> Drawing:
     """Exact numbers for a spec, with a little play in size, place and both colours."""
-    radius = rng.uniform(*SIZES[spec.size]) / 2
+    radius = max(rng.uniform(*SIZES[spec.size]) / 2, LEAST_RADIUS.get(spec.shape, 0.0))
     dx, dy = PLACES[spec.place]
     reach = 0.5 - radius - MARGIN
 

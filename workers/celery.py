@@ -27,7 +27,7 @@ from celery.signals import (
 from configs.devices import check_machine, detect_machine, device_environment, pin_to_cores
 from configs.errors import ConfigurationError, ModelLoadFailed
 from configs.settings import Settings, load_settings
-from configs.stages import ReplicaPlan, load_stages, plan_replicas
+from configs.stages import ReplicaPlan, StageConfig, find_replica, load_stages, plan_replicas
 from routing.broker import celery_settings
 from workers.replica import Replica, become, current
 
@@ -61,12 +61,12 @@ def become_replica(instance: Any, conf: Any, options: dict[str, Any], **_: Any) 
     """Find out which replica this process is, and take its devices before torch is imported."""
     settings = load_settings()
     try:
-        plan = _plan(settings, options.get("queues"))
+        stages = load_stages(settings.stage_configs_path)
+        plan = _plan(settings, stages, options.get("queues"))
         machine = detect_machine(os.environ)
-        check_machine([plan.stage], machine)
+        check_machine(stages, machine)
     except ConfigurationError as refused:
         _give_up(str(refused), _EXIT_CONFIGURATION)
-    os.environ.update(plan.stage.runtime.env)
     os.environ.update(device_environment(plan, machine, os.environ))
     pin_to_cores(plan, machine)
     conf.worker_concurrency = plan.stage.engine_args.max_num_seqs
@@ -101,21 +101,14 @@ def end(**_: Any) -> None:
     current().close()
 
 
-def _plan(settings: Settings, queues: object) -> ReplicaPlan:
+def _plan(settings: Settings, stages: tuple[StageConfig, ...], queues: object) -> ReplicaPlan:
     names = queues.split(",") if isinstance(queues, str) else list(queues or ())  # type: ignore[call-overload]
     if len(names) != 1 or not _QUEUE.fullmatch(str(names[0])):
         raise ConfigurationError(
             f"-Q {','.join(map(str, names)) or '(nothing)'} names no replica; one worker is one "
             "replica: celery -A workers worker -Q replica0"
         )
-    plans = plan_replicas(load_stages(settings.stage_configs_path), settings.replica_offset)
-    for plan in plans:
-        if plan.name == names[0]:
-            return plan
-    raise ConfigurationError(
-        f"-Q {names[0]}: {settings.stage_configs_path} plans {plans[0].name} to {plans[-1].name}; "
-        "raise num_replicas there, or set REPLICA_OFFSET to the number of this host's first replica"
-    )
+    return find_replica(plan_replicas(stages, settings.replica_offset), names[0])
 
 
 def _give_up(message: str, code: int) -> NoReturn:

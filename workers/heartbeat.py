@@ -64,17 +64,15 @@ class Heartbeat:
         self._now.set()
 
     def stop(self) -> None:
-        """Stop, and take the replica off the rotation at once."""
+        """Stop, with a last mark that says how the process ends."""
         self._stopped.set()
         self._now.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         try:
-            self._registry.leave(self._mark())
+            self._registry.beat(self._mark())
         except RedisError as error:
-            _logger.warning(
-                "the registry was not told of the end, the mark expires by itself: %s", error
-            )
+            _logger.warning("the last mark was not recorded, it expires by itself: %s", error)
 
     def _loop(self) -> None:
         while not self._stopped.is_set():

@@ -155,7 +155,7 @@ class Replica:
         self._heartbeat.beat_now()
 
     def stop(self) -> None:
-        """Begin to end: leave the rotation now, hand running requests back after ``DRAIN_S`` seconds.
+        """Begin to end: leave the rotation now, hand what runs back after ``DRAIN_S`` seconds.
 
         Called in a signal handler: it only sets flags and starts a timer.
         """
@@ -171,7 +171,9 @@ class Replica:
             timer.start()
 
     def close(self) -> None:
-        """End: the runs are over, the registry is told."""
+        """End: the runs are over, the registry is told; a failed one has told its reason before."""
+        if self._state is ReplicaState.FAILED:
+            return
         if self._runner is not None:
             self._reporter.stop()
         self._state = ReplicaState.GONE

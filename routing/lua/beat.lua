@@ -10,8 +10,8 @@ if known ~= incarnation then
   if known then redis.call('HINCRBY', totals_key(name), 'restarts', 1) end
   local former_stage = redis.call('HGET', key, 'stage')
   if former_stage then redis.call('ZREM', ready_key(former_stage), name) end
-  redis.call('HDEL', key, 'error')
 end
+if state == 'ready' then redis.call('HDEL', key, 'error') end
 if state == 'ready' and redis.call('SISMEMBER', prefix .. 'drained', name) == 1 then state = 'draining' end
 redis.call('HSET', key, 'name', name, 'incarnation', incarnation, 'stage', stage, 'state', state,
   'beat_at', now, unpack(ARGV, 7))

@@ -77,11 +77,15 @@ class Service:
 
         def look() -> Any:
             answer = self.call("GET", f"/v1/replicas/{name}")
-            return answer.json if answer.status == 200 and answer.json["state"] in states else None
+            # The mark of a process that was killed stands until it expires: not that one.
+            if answer.status != 200 or answer.json["pid"] != self.processes[name].pid:
+                return None
+            return answer.json if answer.json["state"] in states else None
 
-        found: dict[str, Any] = wait_until(
-            look, READY_S, f"{name} to be {states}; {self.log(name)}"
-        )
+        try:
+            found: dict[str, Any] = wait_until(look, READY_S, f"{name} to be {states}")
+        except AssertionError as late:
+            raise AssertionError(f"{late}; its log ends: {self.log(name)}") from None
         return found
 
     def end(self, name: str, how: signal.Signals, timeout_s: float = 15) -> int:

@@ -130,7 +130,7 @@ def test_a_model_that_does_not_load_leaves_its_reason(redis_url: str, tmp_path: 
 def test_a_queue_that_is_no_replica_is_refused_in_one_line(tmp_path: Path) -> None:
     for queue, words in (
         ("celery", "names no replica"),
-        ("replica7", "plans replica0 to replica1"),
+        ("replica7", "plans replica0, replica1"),
     ):
         refused = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "workers", "worker", "-Q", queue],

@@ -72,7 +72,9 @@ def test_the_stage_file_and_the_pipeline_give_the_defaults(
     door: Door, api_settings: Settings, open_door: OpenDoor, replica: PlayedReplica, tmp_path
 ) -> None:
     text = api_settings.stage_configs_path.read_text()
-    more = "    default_sampling_params:\n      negative_prompt: blurry\n      output_format: webp\n"
+    more = (
+        "    default_sampling_params:\n      negative_prompt: blurry\n      output_format: webp\n"
+    )
     path = tmp_path / "stages.yaml"
     path.write_text(text.replace("    default_sampling_params:\n", more))
     other = open_door(replace(api_settings, stage_configs_path=path))
@@ -225,9 +227,7 @@ def test_a_door_that_closes_lets_its_held_calls_go(door: Door, replica: PlayedRe
     assert body_of(answer)["status"] == "queued"
 
 
-def test_a_call_held_for_a_removed_request_answers_404(
-    door: Door, replica: PlayedReplica
-) -> None:
+def test_a_call_held_for_a_removed_request_answers_404(door: Door, replica: PlayedReplica) -> None:
     path = f"/v1/requests/{door.submitted()['id']}"
     with ThreadPoolExecutor() as pool:
         held = pool.submit(door.get, path, Prefer="wait=30")
@@ -355,9 +355,7 @@ def test_a_file_that_is_gone_is_404(door: Door, replica: PlayedReplica) -> None:
 # --- edits --------------------------------------------------------------------
 
 
-def test_a_waiting_request_can_be_changed_in_everything(
-    door: Door, replica: PlayedReplica
-) -> None:
+def test_a_waiting_request_can_be_changed_in_everything(door: Door, replica: PlayedReplica) -> None:
     door.submitted(priority="high")
     request = door.submitted(seed=5, timeout=30)
     assert request["queue_position"] == 2
@@ -410,7 +408,9 @@ def test_null_in_an_edit_puts_the_default_back(door: Door, replica: PlayedReplic
 
 def test_an_edit_is_checked_like_a_new_request(door: Door, replica: PlayedReplica) -> None:
     request = door.submitted(output_format="jpeg", output_compression=50)
-    answer = door.patch(request["id"], width=65, num_inference_steps=0, stepz=1, output_format="png")
+    answer = door.patch(
+        request["id"], width=65, num_inference_steps=0, stepz=1, output_format="png"
+    )
     assert set(wrong_fields(answer)) == {"stepz"}
     answer = door.patch(request["id"], width=65, num_inference_steps=0, output_format="png")
     assert set(wrong_fields(answer)) == {"width", "num_inference_steps", "output_compression"}
