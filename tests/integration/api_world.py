@@ -97,12 +97,18 @@ class PlayedReplica:
 
 
 class Door:
-    """One API process: an application with its threads running, and clients of it."""
+    """One API process: an application and clients of it.
+
+    Its threads run from `start` on; only calls that wait need them.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.app: Flask = create_app(settings)
         self.service = service_of(self.app)
+
+    def start(self) -> Door:
         self.service.start()
+        return self
 
     def close(self) -> None:
         self.service.stop()

@@ -36,7 +36,7 @@ def api_settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 def door(api_settings: Settings, open_door: OpenDoor) -> Door:
-    """One API process with its threads running."""
+    """One API process; call its `start` where a call is to be held."""
     return open_door(api_settings)
 
 

@@ -142,6 +142,7 @@ def test_a_failed_request_says_why(door: Door, replica: PlayedReplica) -> None:
 
 
 def test_a_held_call_is_woken_by_the_end(door: Door, replica: PlayedReplica) -> None:
+    door.start()
     request_id = door.submitted()["id"]
     claimed = replica.claim()
     with ThreadPoolExecutor() as pool:
@@ -157,6 +158,7 @@ def test_a_held_call_is_woken_by_the_end(door: Door, replica: PlayedReplica) -> 
 
 
 def test_a_submit_that_waits_answers_200_with_the_end(door: Door, replica: PlayedReplica) -> None:
+    door.start()
     with ThreadPoolExecutor() as pool:
         held = pool.submit(door.submit, {"Prefer": "wait=30"})
         wait_until(lambda: held_calls(door) == 1, 5, "the call to be held")
@@ -171,6 +173,7 @@ def test_a_submit_that_waits_answers_200_with_the_end(door: Door, replica: Playe
 def test_a_wait_that_runs_out_answers_with_the_request_as_it_stands(
     door: Door, replica: PlayedReplica
 ) -> None:
+    door.start()
     started = time.monotonic()
     answer = door.submit({"Prefer": "respond-async, wait=1"})
     assert 0.9 < time.monotonic() - started < 4
@@ -181,9 +184,7 @@ def test_a_wait_that_runs_out_answers_with_the_request_as_it_stands(
     assert body_of(looked)["status"] == "queued"
 
 
-def test_a_wait_is_cut_to_the_longest_allowed(
-    door: Door, replica: PlayedReplica, open_door: OpenDoor, api_settings: Settings
-) -> None:
+def test_a_wait_is_cut_to_the_longest_allowed(door: Door, replica: PlayedReplica) -> None:
     request_id = door.submitted()["id"]
     replica.succeed(replica.claim())
     answer = door.get(f"/v1/requests/{request_id}", Prefer="wait=3600")
@@ -197,7 +198,7 @@ def test_a_wait_is_cut_to_the_longest_allowed(
 def test_held_calls_are_bounded_and_hold_up_nobody_else(
     api_settings: Settings, open_door: OpenDoor
 ) -> None:
-    door = open_door(replace(api_settings, max_long_polls=3))
+    door = open_door(replace(api_settings, max_long_polls=3)).start()
     replica = door.replica().load()
     path = f"/v1/requests/{door.submitted()['id']}"
     with ThreadPoolExecutor() as pool:
@@ -217,6 +218,7 @@ def test_held_calls_are_bounded_and_hold_up_nobody_else(
 
 
 def test_a_door_that_closes_lets_its_held_calls_go(door: Door, replica: PlayedReplica) -> None:
+    door.start()
     path = f"/v1/requests/{door.submitted()['id']}"
     with ThreadPoolExecutor() as pool:
         held = pool.submit(door.get, path, Prefer="wait=30")
@@ -228,6 +230,7 @@ def test_a_door_that_closes_lets_its_held_calls_go(door: Door, replica: PlayedRe
 
 
 def test_a_call_held_for_a_removed_request_answers_404(door: Door, replica: PlayedReplica) -> None:
+    door.start()
     path = f"/v1/requests/{door.submitted()['id']}"
     with ThreadPoolExecutor() as pool:
         held = pool.submit(door.get, path, Prefer="wait=30")
