@@ -125,7 +125,9 @@ class BodyReader:
             raise _refusal(details)
 
 
-def _shaped(body: Mapping[str, Any], schema: RequestBodySchema) -> tuple[dict[str, Any], list[FieldError]]:
+def _shaped(
+    body: Mapping[str, Any], schema: RequestBodySchema
+) -> tuple[dict[str, Any], list[FieldError]]:
     """Return the fields of the right type, size taken apart, and what is wrong with the others."""
     try:
         given: dict[str, Any] = schema.load(body)

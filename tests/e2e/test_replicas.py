@@ -1,4 +1,4 @@
-"""Replicas by their bare command line: how they are named, how they fail, stop, die and come back."""
+"""Replicas by their bare command line: how they are named, fail, stop, die and come back."""
 
 from __future__ import annotations
 
