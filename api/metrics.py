@@ -1,7 +1,7 @@
 """Metrics for Prometheus, read from the registry at each scrape.
 
-All numbers come from Redis, so each API process gives the same answer and none keeps counters of its
-own. Does not know what a number means for an operator: docs/operations.md does.
+All numbers come from Redis, so each API process gives the same answer and none keeps counters of
+its own. Does not know what a number means for an operator: docs/operations.md does.
 """
 
 from __future__ import annotations

@@ -96,6 +96,8 @@ class BodyReader:
         """
         given, details = _shaped(body, RequestEditSchema())
         details += _refused_seconds(given)
+        if "expires_in" in body and body["expires_in"] is None:
+            details.append(FieldError("expires_in", "can not be taken back; give a longer time"))
         if details:
             raise _refusal(details)
         _refuse_by_state(body, request)

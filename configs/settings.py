@@ -26,7 +26,8 @@ _HEADING: Final = "the environment is refused"
 class Settings:
     """All settings, with their defaults; a field is read from the variable of its name in capitals.
 
-    Names ending in `_s` are seconds. `redis_url` may hold a password and is kept out of the repr.
+    Names ending in `_s` are seconds. `redis_url` may hold a password, and with `api_key` it is
+    kept out of the repr.
 
     Attributes:
         redis_url: Redis of the broker, the records and the registry.
@@ -45,6 +46,7 @@ class Settings:
         max_waiting_per_replica: Requests that may wait for one replica; above that 429.
         max_long_polls: Held calls and event streams at a time, for each API process.
         replica_offset: Number of this host's first replica.
+        api_key: Key that calls must bring; empty for a service open to whoever reaches it.
         api_host: Address the API listens on.
         api_port: TCP port of the API.
         api_workers: Number of API processes.
@@ -75,6 +77,7 @@ class Settings:
     max_waiting_per_replica: int = 1000
     max_long_polls: int = 256
     replica_offset: int = 0
+    api_key: str = field(default="", repr=False)
     api_host: str = "127.0.0.1"
     api_port: int = 8099
     api_workers: int = 2

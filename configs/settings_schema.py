@@ -65,6 +65,7 @@ class SettingsSchema(Schema):
         1, 10_000, "calls held at a time", strict=False, data_key="MAX_LONG_POLLS"
     )
     replica_offset = Whole(0, 1_000_000, "replicas", strict=False, data_key="REPLICA_OFFSET")
+    api_key = fields.String(data_key="API_KEY")
     api_host = fields.String(data_key="API_HOST")
     api_port = Whole(1, 65_535, "TCP port", strict=False, data_key="API_PORT")
     api_workers = Whole(1, 1024, "processes", strict=False, data_key="API_WORKERS")

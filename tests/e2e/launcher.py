@@ -102,8 +102,8 @@ class Launcher:
     def owns(self, process: psutil.Process) -> bool:
         """Whether a living process is the launcher or one of its parts, or was started by one.
 
-        All of them write to a file in the run folder. Their environment would not do: some overwrite
-        it to show a title.
+        All of them write to a file in the run folder. Their environment would not do: some
+        overwrite it to show a title.
         """
         try:
             if process.status() == psutil.STATUS_ZOMBIE:

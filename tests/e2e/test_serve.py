@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 STOP_S = 10.0
 GONE_S = 10.0
 PARTS = ("redis", "replica0", "replica1", "api", "flower")
-LONG, SHORT = 2000, 20
+LONG, SHORT = 1000, 20
 ONE_REPLICA = """
 stages:
   - stage_id: 0

@@ -409,6 +409,7 @@ def test_null_in_an_edit_puts_the_default_back(door: Door, replica: PlayedReplic
     assert changed["parameters"]["negative_prompt"] is None
     assert changed["timeout"] is None
     assert set(wrong_fields(door.patch(request["id"], prompt=None))) == {"prompt"}
+    assert set(wrong_fields(door.patch(request["id"], expires_in=None))) == {"expires_in"}
 
 
 def test_an_edit_is_checked_like_a_new_request(door: Door, replica: PlayedReplica) -> None:

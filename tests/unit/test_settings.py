@@ -41,6 +41,7 @@ TEXTS = {
     "OUTPUTS_URL": ("s3://bucket/outputs", "s3://bucket/outputs"),
     "STAGE_CONFIGS_PATH": ("/etc/stages.yaml", Path("/etc/stages.yaml")),
     "OUTPUT_METADATA": ("false", False),
+    "API_KEY": ("s3cret", "s3cret"),
     "API_HOST": ("0.0.0.0", "0.0.0.0"),
     "RUN_DIR": ("/var/run/replicas", Path("/var/run/replicas")),
     "LOG_LEVEL": ("debug", "DEBUG"),
