@@ -40,6 +40,7 @@ class Settings:
         heartbeat_expiry_s: Age of the last mark at which a replica counts as dead.
         sweep_s: Time between two failover sweeps.
         drain_s: How long a stopping replica works on before it hands its requests back.
+        stuck_after_s: A replica in which no step moved for so long is ended, to be started anew.
         max_attempts: Crashes that a request may be in flight in before it is failed.
         priority_age_s: Waiting time after which a request is treated as one priority higher.
         max_wait_s: Longest that one call may be held by `Prefer: wait`.
@@ -71,6 +72,7 @@ class Settings:
     heartbeat_expiry_s: float = 5.0
     sweep_s: float = 1.0
     drain_s: float = 5.0
+    stuck_after_s: float = 300.0
     max_attempts: int = 3
     priority_age_s: float = 600.0
     max_wait_s: float = 60.0

@@ -55,6 +55,7 @@ class SettingsSchema(Schema):
     heartbeat_expiry_s = Number(0.1, 86_400, "seconds", strict=False, data_key="HEARTBEAT_EXPIRY_S")
     sweep_s = Number(0.05, 3600, "seconds", strict=False, data_key="SWEEP_S")
     drain_s = Number(0, 86_400, "seconds", strict=False, data_key="DRAIN_S")
+    stuck_after_s = Number(0.1, 86_400, "seconds", strict=False, data_key="STUCK_AFTER_S")
     max_attempts = Whole(1, 100, "attempts", strict=False, data_key="MAX_ATTEMPTS")
     priority_age_s = Number(1, _YEAR_S, "seconds", strict=False, data_key="PRIORITY_AGE_S")
     max_wait_s = Number(0, 3600, "seconds", strict=False, data_key="MAX_WAIT_S")

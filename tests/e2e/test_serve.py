@@ -36,7 +36,7 @@ stages:
 @pytest.fixture(scope="module")
 def launcher(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     """The bundled model on two replicas, by the command without options; it runs."""
-    launcher = Launcher(tmp_path_factory.mktemp("serve"))
+    launcher = Launcher(tmp_path_factory.mktemp("serve"), DRAIN_S="1")
     try:
         launcher.start()
         yield launcher

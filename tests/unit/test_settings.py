@@ -19,6 +19,7 @@ NUMBERS = {
     "HEARTBEAT_EXPIRY_S": ("9", 9.0),
     "SWEEP_S": ("2", 2.0),
     "DRAIN_S": ("0", 0.0),
+    "STUCK_AFTER_S": ("40", 40.0),
     "MAX_ATTEMPTS": ("5", 5),
     "PRIORITY_AGE_S": ("30", 30.0),
     "MAX_WAIT_S": ("10", 10.0),
