@@ -11,7 +11,7 @@ TESTS  ?= tests
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench clean
+.PHONY: help serve test lint format chaos bench clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -34,6 +34,9 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict and the import laws
 format: $(VENV)/dev.stamp ## put the code into its form
 	@$(RUN) -m ruff check --fix .
 	@$(RUN) -m ruff format .
+
+chaos: $(VENV)/dev.stamp ## kill replicas, Redis and API under load, at length; prints a table
+	@exec env CHAOS_REQUESTS=200 $(RUN) -m pytest tests/chaos -s
 
 bench: $(VENV)/serve.stamp ## draw with the bundled model: are the pictures right, and how fast
 	@exec $(RUN) -m scripts.check_tiny

@@ -1,6 +1,6 @@
 """Trains the tiny text-to-image model from nothing.
 
-``python -m scripts.train_tiny --work .train --out models/tiny`` makes the shipped model.
+``python -m scripts.train_tiny --work build/tiny --out models/tiny`` makes the shipped model.
 
 Trains an autoencoder, then a text encoder and a denoiser together, on pictures it draws
 itself, and saves a plain diffusers folder in half precision. The work is counted in steps,
@@ -12,7 +12,9 @@ result is judged (see ``scripts.check_tiny``).
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,16 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def load_in_single_precision(config: Path) -> None:
+    """Names float32 as the text encoder's default: transformers would else load it as stored.
+
+    diffusers loads its own parts in float32 whatever they are stored in, and a pipeline of both
+    precisions fails. An explicit ``torch_dtype`` still decides for all parts.
+    """
+    values = json.loads(config.read_text(encoding="utf-8")) | {"dtype": "float32"}
+    config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -77,7 +89,11 @@ def main() -> None:
         feature_extractor=None,
         requires_safety_checker=False,
     )
+    vae.register_to_config(_name_or_path="")  # else the path of the work folder is saved
     pipeline.to(dtype=torch.float16).save_pretrained(options.out, safe_serialization=True)
+    for name in ("vocab.json", "merges.txt"):  # what older versions of transformers read
+        shutil.copy(options.work / "tokenizer" / name, options.out / "tokenizer" / name)
+    load_in_single_precision(options.out / "text_encoder" / "config.json")
     log(f"saved {options.out}")
 
 
