@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from redis import Redis
 
-from configs.settings import REPOSITORY
+from configs.settings import REPOSITORY, Settings
+from routing.keys import Keys
 from tests.redis_server import free_port
 from tests.waiting import wait_until
 
@@ -135,6 +138,15 @@ class Launcher:
     def ended(self, request_id: str) -> Any:
         """Return a request once it has ended."""
         return self.call(f"/v1/requests/{request_id}", wait_s=60)
+
+    def crashes(self, request_id: str) -> int:
+        """Return how many crashes a request was in flight in, as its record says."""
+        found = re.search(r"redis ready: \S+ \S+ on 127\.0\.0\.1:(\d+)", self.console())
+        assert found is not None
+        with Redis(port=int(found.group(1)), decode_responses=True) as client:
+            crashes = client.hget(Keys(Settings().redis_prefix).request(request_id), "crashes")
+        assert crashes is not None
+        return int(str(crashes))
 
     def replica(self, name: str) -> Any:
         """Return a replica as the API shows it."""

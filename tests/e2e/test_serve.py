@@ -121,8 +121,9 @@ def test_stopping_loses_no_request_and_leaves_no_process(launcher: Launcher) -> 
 
     launcher.start()
     for identifier in (*queued, *running):
-        ended = launcher.ended(identifier)
-        assert (ended["status"], ended["attempt"]) in {("succeeded", 1), ("succeeded", 2)}
+        assert launcher.ended(identifier)["status"] == "succeeded"
+        # Handed back, not given up: no stop counts as a crash.
+        assert launcher.crashes(identifier) == 0
 
 
 def test_ctrl_c_stops_it_as_well(launcher: Launcher) -> None:
