@@ -12,7 +12,8 @@ from typing import Any, Final
 from flask import Flask, Response, g
 from flask_smorest import Api
 
-from api import docs_page, health, models, outputs, page, replicas, requests
+from api import docs_page, health, metrics, models, outputs, page, replicas, requests
+from api.access import register_access
 from api.errors import register_error_handlers
 from api.objects import ErrorAnswerSchema
 from api.service import Service, attach_service
@@ -41,6 +42,7 @@ def create_app(settings: Settings | None = None) -> Flask:
     # After the calls: flask-smorest brings a handler of its own, which ours replaces.
     register_error_handlers(app)
     app.before_request(_name_call)
+    register_access(app)
     app.after_request(_finish_headers)
     return app
 
@@ -63,6 +65,7 @@ def _register_calls(app: Flask) -> None:
     api.init_app(app)
     for module in (requests, outputs, replicas, models, health):
         api.register_blueprint(module.blueprint)
+    app.register_blueprint(metrics.blueprint)
     app.register_blueprint(docs_page.blueprint)
     app.register_blueprint(page.blueprint)
 

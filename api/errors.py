@@ -60,7 +60,8 @@ def _redis_error(error: RedisError) -> Response:
         _logger.error("%s: Redis refused a command", g.call_id, exc_info=error)
     return _serving_error(
         StoreUnavailable(
-            "The store of requests does not answer; nothing was recorded. Send it again later.",
+            "The store of requests does not answer; try again in a few seconds. "
+            "A submit with an Idempotency-Key may be sent again without running twice.",
             retry_after=_STORE_RETRY_S,
         )
     )

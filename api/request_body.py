@@ -96,6 +96,8 @@ class BodyReader:
         """
         given, details = _shaped(body, RequestEditSchema())
         details += _refused_seconds(given)
+        if "expires_in" in body and body["expires_in"] is None:
+            details.append(FieldError("expires_in", "can not be taken back; give a longer time"))
         if details:
             raise _refusal(details)
         _refuse_by_state(body, request)
@@ -125,7 +127,9 @@ class BodyReader:
             raise _refusal(details)
 
 
-def _shaped(body: Mapping[str, Any], schema: RequestBodySchema) -> tuple[dict[str, Any], list[FieldError]]:
+def _shaped(
+    body: Mapping[str, Any], schema: RequestBodySchema
+) -> tuple[dict[str, Any], list[FieldError]]:
     """Return the fields of the right type, size taken apart, and what is wrong with the others."""
     try:
         given: dict[str, Any] = schema.load(body)

@@ -187,7 +187,7 @@ class RequestBodySchema(Schema):
 
 
 class RequestEditSchema(RequestBodySchema):
-    """What `PATCH /v1/requests/{id}` takes; null puts the default back."""
+    """What `PATCH /v1/requests/{id}` takes; null puts the default back (not for `expires_in`)."""
 
     prompt = _Text("What the output should show.")
 

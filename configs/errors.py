@@ -90,6 +90,13 @@ class InvalidRequest(ServingError):
     code = "invalid_parameter"
 
 
+class Unauthorized(ServingError):
+    """Raised when the service asks for a key and the call brings none, or another one."""
+
+    status = 401
+    code = "unauthorized"
+
+
 class NotFound(ServingError):
     """Raised when an id or a name is unknown, or is past its retention."""
 

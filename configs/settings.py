@@ -26,7 +26,8 @@ _HEADING: Final = "the environment is refused"
 class Settings:
     """All settings, with their defaults; a field is read from the variable of its name in capitals.
 
-    Names ending in `_s` are seconds. `redis_url` may hold a password and is kept out of the repr.
+    Names ending in `_s` are seconds. `redis_url` may hold a password, and with `api_key` it is
+    kept out of the repr.
 
     Attributes:
         redis_url: Redis of the broker, the records and the registry.
@@ -39,12 +40,14 @@ class Settings:
         heartbeat_expiry_s: Age of the last mark at which a replica counts as dead.
         sweep_s: Time between two failover sweeps.
         drain_s: How long a stopping replica works on before it hands its requests back.
+        stuck_after_s: A replica in which no step moved for so long is ended, to be started anew.
         max_attempts: Crashes that a request may be in flight in before it is failed.
         priority_age_s: Waiting time after which a request is treated as one priority higher.
         max_wait_s: Longest that one call may be held by `Prefer: wait`.
         max_waiting_per_replica: Requests that may wait for one replica; above that 429.
         max_long_polls: Held calls and event streams at a time, for each API process.
         replica_offset: Number of this host's first replica.
+        api_key: Key that calls must bring; empty for a service open to whoever reaches it.
         api_host: Address the API listens on.
         api_port: TCP port of the API.
         api_workers: Number of API processes.
@@ -69,12 +72,14 @@ class Settings:
     heartbeat_expiry_s: float = 5.0
     sweep_s: float = 1.0
     drain_s: float = 5.0
+    stuck_after_s: float = 300.0
     max_attempts: int = 3
     priority_age_s: float = 600.0
     max_wait_s: float = 60.0
     max_waiting_per_replica: int = 1000
     max_long_polls: int = 256
     replica_offset: int = 0
+    api_key: str = field(default="", repr=False)
     api_host: str = "127.0.0.1"
     api_port: int = 8099
     api_workers: int = 2

@@ -55,6 +55,7 @@ class SettingsSchema(Schema):
     heartbeat_expiry_s = Number(0.1, 86_400, "seconds", strict=False, data_key="HEARTBEAT_EXPIRY_S")
     sweep_s = Number(0.05, 3600, "seconds", strict=False, data_key="SWEEP_S")
     drain_s = Number(0, 86_400, "seconds", strict=False, data_key="DRAIN_S")
+    stuck_after_s = Number(0.1, 86_400, "seconds", strict=False, data_key="STUCK_AFTER_S")
     max_attempts = Whole(1, 100, "attempts", strict=False, data_key="MAX_ATTEMPTS")
     priority_age_s = Number(1, _YEAR_S, "seconds", strict=False, data_key="PRIORITY_AGE_S")
     max_wait_s = Number(0, 3600, "seconds", strict=False, data_key="MAX_WAIT_S")
@@ -65,6 +66,7 @@ class SettingsSchema(Schema):
         1, 10_000, "calls held at a time", strict=False, data_key="MAX_LONG_POLLS"
     )
     replica_offset = Whole(0, 1_000_000, "replicas", strict=False, data_key="REPLICA_OFFSET")
+    api_key = fields.String(data_key="API_KEY")
     api_host = fields.String(data_key="API_HOST")
     api_port = Whole(1, 65_535, "TCP port", strict=False, data_key="API_PORT")
     api_workers = Whole(1, 1024, "processes", strict=False, data_key="API_WORKERS")

@@ -35,6 +35,10 @@ class Moved:
     attempt: int
 
 
+class MustRunAlone(Exception):
+    """Raised where a request that was in a crash waits, or runs: it runs alone on its replica."""
+
+
 class Claims:
     """Changes records on behalf of a replica, or of the sweep that stands in for a dead one."""
 
@@ -49,10 +53,16 @@ class Claims:
         self._clock = clock
 
     def claim(self, replica: str, incarnation: str) -> Request | None:
-        """Take the first request of the replica's line; None where nothing waits."""
+        """Take the first request of the replica's line; None where nothing waits.
+
+        Raises:
+            MustRunAlone: Something waits, and may not share the replica with what runs there now.
+        """
         pairs = self._scripts.call("claim", replica, incarnation, self._clock())
         if not pairs:
             return None
+        if pairs == "alone":
+            raise MustRunAlone
         return Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True)))
 
     def progress(

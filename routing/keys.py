@@ -1,8 +1,8 @@
 """The data model in Redis: every key, what it holds and how long it lives.
 
 All keys start with ``REDIS_PREFIX``. The Lua files under ``routing/lua`` build the same names from
-the prefix, in ``record.lua``; no other file spells a key. One Redis, with or without replicas of its
-own; Redis Cluster is not supported, since one script touches several keys.
+the prefix, in ``record.lua``; no other file spells a key. One Redis, with or without replicas of
+its own; Redis Cluster is not supported, since one script touches several keys.
 
 ======================= ======= ============================================================
 key                     type    holds; lifetime
@@ -24,7 +24,7 @@ changes                 stream  one entry for each change of a record; the newes
 sweep                   string  lock of the failover sweep; seconds
 ======================= ======= ============================================================
 
-Celery keeps its own under the same prefix: a list for each replica's queue, ``unacked`` and bindings.
+Celery keeps its own under the same prefix: a list for each replica's queue, ``unacked``, bindings.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class RequestStore:
             start += len(ids)
 
     def cancel(self, request_id: str, *, remove: bool = False) -> CancelAnswer:
-        """Cancel a request; with ``remove`` its record goes too, at once or when its replica lets go.
+        """Cancel a request; with ``remove`` its record goes too, now or when its replica lets go.
 
         Raises:
             NotFound: There is no such record.

@@ -61,10 +61,8 @@ def choose_specs(count: int, *, held_out: bool, seed: int = 0) -> list[Spec]:
 
 
 def load(folder: Path) -> Any:
-    """The model as any diffusers model, in single precision, without its progress bar."""
-    pipeline = DiffusionPipeline.from_pretrained(
-        folder, torch_dtype=torch.float32, local_files_only=True
-    )
+    """The model as any diffusers model, without its progress bar."""
+    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -149,10 +147,10 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--seen", type=int, default=None, help="seen prompts, as many by default")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--guidance", type=float, default=3.0)
+    parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="which prompts are chosen")
-    parser.add_argument("--grid", type=Path, help="where to save the first 60 held-out pictures")
+    parser.add_argument("--grid", type=Path, help="where to save the first 40 held-out pictures")
     parser.add_argument("--failures", type=Path, help="where to save the wrong held-out pictures")
     options = parser.parse_args()
     if options.prompts < len(SHAPES):
@@ -165,7 +163,7 @@ def main() -> int:
     seen_specs = choose_specs(count, held_out=False, seed=options.seed)
     seen = draw_samples(pipeline, seen_specs, how)
     if options.grid:
-        grid([sample.image for sample in held_out[:60]]).save(options.grid, optimize=True)
+        grid([sample.image for sample in held_out[:40]]).save(options.grid, optimize=True)
     wrong = [sample for sample in held_out if not sample.verdict.ok]
     if options.failures and wrong:
         grid([sample.image for sample in wrong]).save(options.failures, optimize=True)

@@ -22,9 +22,12 @@ from scripts.part import Part
 from scripts.redis_server import RedisServer
 
 _API, _WORK, _STORE = range(3)  # the order in which they end
-_API_GRACE_S: Final = 1.0
+# With the time that the API may outlive the workers, all graces together stay below ten
+# seconds. A worker needs its drain, a second to notice the signal, and one to take torch down.
+_API_GRACE_S: Final = 0.5
+_WORK_GRACE_S: Final = 7.8
+_AFTER_DRAIN_S: Final = 2.8
 _STORE_GRACE_S: Final = 1.0
-_HAND_BACK_S: Final = 2.0  # after the drain: requests handed back, the registry told
 _LOOK_S: Final = 0.3
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104
 
@@ -50,7 +53,7 @@ def worker_part(plan: ReplicaPlan, settings: Settings, registry: Registry) -> Pa
         ready=lambda pid: _ready_replica(registry, plan.name, pid),
         failure=lambda pid: _failure(registry, plan.name, pid),
         stop_order=_WORK,
-        grace_s=settings.drain_s + _HAND_BACK_S,
+        grace_s=max(_WORK_GRACE_S, settings.drain_s + _AFTER_DRAIN_S),
     )
 
 
@@ -78,7 +81,6 @@ def flower_part(settings: Settings) -> Part:
         ready=lambda _pid: base_url(host, port) if _listens(host, port) else None,
         environment={"FLOWER_UNAUTHENTICATED_API": None},
         stop_order=_WORK,
-        grace_s=_API_GRACE_S,
     )
 
 

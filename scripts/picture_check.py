@@ -59,6 +59,7 @@ class PictureVerdict:
 
     @property
     def ok(self) -> bool:
+        """Whether everything but the size is right."""
         return self.background and self.colour and self.shape and self.place
 
 
@@ -97,7 +98,10 @@ def read_picture(image: Image.Image) -> Reading:
 
 def name_colour(rgb: Array) -> str | None:
     """The nearest colour of the palette, None where even that one is far."""
-    gaps = {name: float(np.linalg.norm(rgb - np.float32(value))) for name, value in COLOURS.items()}
+    gaps = {
+        name: float(np.linalg.norm(rgb - np.asarray(value, np.float32)))
+        for name, value in COLOURS.items()
+    }
     nearest = min(gaps, key=lambda name: gaps[name])
     return nearest if gaps[nearest] <= MAX_COLOUR_GAP else None
 

@@ -53,10 +53,10 @@ def _serve(settings: Settings, model: str | None, wish: StopWish) -> None:
         redis_url=redis.url if redis else settings.redis_url,
         stage_configs_path=folder.write_stages(settings.stage_configs_path, stages),
     )
-    if not is_loopback(settings.api_host):
+    if not settings.api_key and not is_loopback(settings.api_host):
         say(
             f"Warning: the API listens on {settings.api_host} and asks nobody for a key; whoever "
-            "reaches it may use it. Put it behind a proxy that does, or leave out --host."
+            "reaches it may use it. Set API_KEY, or leave out --host."
         )
     run_service(in_force, plans, folder, redis, wish)
 

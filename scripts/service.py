@@ -111,5 +111,6 @@ def _watch(
                     folder.logs,
                     plans,
                     [member.part.name for member in supervisor.members if not member.ready],
+                    asks_for_key=bool(settings.api_key),
                 )
             )

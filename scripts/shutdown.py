@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scripts.supervisor import Member
 
-OUTLIVE_S = 0.5  # how long a part that lingers may outlive the ones it lingered for
+OUTLIVE_S = 0.4  # how long a part that lingers may outlive the ones it lingered for
 HURRY_S = 1.0  # every grace, once somebody has asked a second time
 _KILL_S = 1.0
 _PAUSE_S = 0.02

@@ -11,8 +11,18 @@ import random
 from scripts.tiny_shapes import COLOUR_NAMES, PLACES, SHAPES, Spec, caption, is_held_out
 
 # Shapes with thin parts are harder to learn, so they are shown more often.
-SHAPE_WEIGHTS = {"circle": 1.0, "square": 1.0, "triangle": 1.0, "star": 1.7, "heart": 1.3, "ring": 1.5}
-SIZE_WORDS = {"small": ("small", "small", "small", "little", "tiny"), "large": ("large", "large", "big")}
+SHAPE_WEIGHTS = {
+    "circle": 1.0,
+    "square": 1.0,
+    "triangle": 1.0,
+    "star": 1.7,
+    "heart": 1.3,
+    "ring": 1.5,
+}
+SIZE_WORDS = {
+    "small": ("small", "small", "small", "little", "tiny"),
+    "large": ("large", "large", "big"),
+}
 GLUE_WORDS = ("a", "an", "the", "of", "on", "at", "in", "with", "and", "background")
 LEADS = ("picture of", "image of", "drawing of")
 WORDS = sorted(
@@ -23,7 +33,7 @@ WORDS = sorted(
 
 
 def sample_spec(rng: random.Random, *, with_held_out: bool = False) -> Spec:
-    """One spec; half of them at the centre with no place mentioned, held-out ones only on request."""
+    """One spec, half of them at the centre; held-out combinations only on request."""
     while True:
         shape = rng.choices(SHAPES, [SHAPE_WEIGHTS[s] for s in SHAPES])[0]
         colour, background = rng.sample(COLOUR_NAMES, 2)

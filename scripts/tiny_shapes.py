@@ -132,7 +132,7 @@ def pixel_grid(side: int = SIDE) -> tuple[Array, Array]:
     """Pixel centres as shares of the side: (x, y), each of shape (side, side)."""
     line = (np.arange(side, dtype=np.float32) + 0.5) / side
     x, y = np.meshgrid(line, line, indexing="xy")
-    return x, y
+    return np.asarray(x, np.float32), np.asarray(y, np.float32)
 
 
 def render(drawing: Drawing, side: int = SIDE) -> Array:
@@ -141,7 +141,8 @@ def render(drawing: Drawing, side: int = SIDE) -> Array:
     radius = drawing.radius
     local = distance(drawing.shape, (x - drawing.cx) / radius, (y - drawing.cy) / radius)
     cover = np.clip(0.5 - local * radius * side, 0.0, 1.0)[..., None]
-    colour, background = np.float32(drawing.colour), np.float32(drawing.background)
+    colour = np.asarray(drawing.colour, np.float32)
+    background = np.asarray(drawing.background, np.float32)
     return np.asarray(background * (1 - cover) + colour * cover, np.float32)
 
 
@@ -178,16 +179,15 @@ def _a(phrase: str) -> str:
     return f"an {phrase}" if phrase[0] in "aeiou" else f"a {phrase}"
 
 
-_PLACE_WORDS = re.compile(r"\b(top|bottom)?[ -]?\b(left|right)?\b")
-
-
 def parse_caption(text: str) -> Spec:
     """Reads a caption back; raises ValueError where shape, colour or background is missing."""
     lowered = text.lower()
     colour_word = "|".join(COLOUR_NAMES)
     thing = re.search(rf"\b({colour_word}) ({'|'.join(SHAPES)})\b", lowered)
     ground = re.search(rf"\b({colour_word}) background\b", lowered)
-    ground = ground or re.search(rf"\bon (?:an? )?({colour_word})\b(?! (?:{'|'.join(SHAPES)}))", lowered)
+    ground = ground or re.search(
+        rf"\bon (?:an? )?({colour_word})\b(?! (?:{'|'.join(SHAPES)}))", lowered
+    )
     if thing is None or ground is None:
         raise ValueError(f"no shape with a colour and a background in {text!r}")
     words = set(re.findall(r"[a-z]+", lowered))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _learn_merges(words: Iterable[str]) -> list[tuple[str, str]]:
     pieces = [[*word[:-1], word[-1] + "</w>"] for word in sorted(words)]
     merges: list[tuple[str, str]] = []
     while True:
-        pairs = Counter(pair for word in pieces for pair in zip(word, word[1:], strict=False))
+        pairs = Counter(pair for word in pieces for pair in pairwise(word))
         if not pairs:
             return merges
         best = max(sorted(pairs), key=lambda pair: pairs[pair])

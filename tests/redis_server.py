@@ -43,13 +43,13 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One server process that keeps nothing on disk unless it is told to save.
+    """One server process; a durable one keeps its append-only file as the launcher's does.
 
     ``port`` stays the same over :meth:`stop` and :meth:`start`, so that a test can take Redis away
     and give it back.
     """
 
-    def __init__(self, binary: str, folder: Path) -> None:
+    def __init__(self, binary: str, folder: Path, *, durable: bool = False) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._command = [
@@ -57,7 +57,7 @@ class RedisServer:
             *("--port", str(self.port)),
             *("--bind", "127.0.0.1"),
             *("--save", ""),
-            *("--appendonly", "no"),
+            *("--appendonly", "yes" if durable else "no"),
             *("--dir", str(folder)),
             *("--dbfilename", f"redis-{self.port}.rdb"),
         ]
@@ -71,7 +71,7 @@ class RedisServer:
         wait_until(self._answers, _START_S, f"redis-server to answer (its log: {self._log})")
 
     def stop(self) -> None:
-        """End it and wait for its process; what it held is gone."""
+        """End it and wait for its process; what it held is gone unless it is durable."""
         if self._process is None:
             return
         self._process.terminate()
@@ -80,6 +80,13 @@ class RedisServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(_STOP_S)
+        self._process = None
+
+    def kill(self) -> None:
+        """End it without a chance to write anything more."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(_STOP_S)
         self._process = None
 
     def _answers(self) -> bool:
@@ -94,9 +101,9 @@ class RedisServer:
 
 
 @contextmanager
-def running_redis(binary: str, folder: Path) -> Iterator[RedisServer]:
+def running_redis(binary: str, folder: Path, *, durable: bool = False) -> Iterator[RedisServer]:
     """Run a server as long as the context lasts."""
-    server = RedisServer(binary, folder)
+    server = RedisServer(binary, folder, durable=durable)
     server.start()
     try:
         yield server

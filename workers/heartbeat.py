@@ -9,6 +9,8 @@ Does not know requests beyond how many wait.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -32,6 +34,7 @@ class Heartbeat:
         has_room: Callable[[], bool],
         wake: Callable[[], None],
         superseded: Callable[[], None],
+        stuck: Callable[[], bool],
     ) -> None:
         """Write nothing before :meth:`start`.
 
@@ -42,6 +45,7 @@ class Heartbeat:
             has_room: Whether the replica could take another request now.
             wake: Called when requests waited while there was room, at two beats in a row.
             superseded: Called once when a newer process has taken the replica's name.
+            stuck: Asked before each beat; the beat after a True is the last, and ends the process.
         """
         self._registry = registry
         self._mark = mark
@@ -49,6 +53,7 @@ class Heartbeat:
         self._has_room = has_room
         self._wake = wake
         self._superseded = superseded
+        self._stuck = stuck
         self._idle_beats = 0
         self._now = threading.Event()
         self._stopped = threading.Event()
@@ -79,7 +84,11 @@ class Heartbeat:
             self._now.wait(self._every_s)
             self._now.clear()
             if not self._stopped.is_set():
+                stuck = self._stuck()
                 self._beat()
+                if stuck:
+                    # A thread that hangs in a kernel can not be ended in any gentler way.
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     def _beat(self) -> None:
         try:

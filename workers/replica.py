@@ -80,6 +80,7 @@ class Replica:
             has_room=self._has_room,
             wake=self._wake_self,
             superseded=self._superseded,
+            stuck=self._is_stuck,
         )
         self._reporter = Reporter(
             self._claims,
@@ -191,6 +192,21 @@ class Replica:
         if self._runner is not None:
             self._runner.stop_all(Stop.LOST)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_stuck(self) -> bool:
+        """Whether a run has not moved for too long; the replica has failed then."""
+        limit_s = self._settings.stuck_after_s
+        runs = list(self._runner.runs.values()) if self._runner else []
+        for run in runs:
+            if time.monotonic() - run.moved_at > limit_s:
+                self._state = ReplicaState.FAILED
+                self._error = (
+                    f"no step moved for {limit_s:g} s (STUCK_AFTER_S) at step {run.step} of "
+                    f"{run.steps} of {run.request.id}; the process was ended"
+                )
+                _logger.critical("%s: %s", self.plan.name, self._error)
+                return True
+        return False
 
     def _mark(self) -> Mark:
         stage = self.plan.stage

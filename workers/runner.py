@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from configs.errors import GenerationFailed, ServingError
 from routing.broker import Broker
-from routing.claims import Claims
+from routing.claims import Claims, MustRunAlone
 from routing.output_store import OutputStore
 from routing.parameters import MEDIA_TYPES
 from routing.record import Failure, Outcome, Output, Request, Status, Timings
@@ -45,6 +45,7 @@ class Runner:
     runs: dict[str, Run] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
     step_s: float | None = None
+    held_back: int = 0
 
     def run_next(self) -> str | None:
         """Run the first request of the line to its end; return its id, None where nothing waited.
@@ -54,7 +55,11 @@ class Runner:
         """
         if self.closed.is_set():
             return None
-        request = self.claims.claim(self.name, self.incarnation)
+        try:
+            request = self.claims.claim(self.name, self.incarnation)
+        except MustRunAlone:
+            self.held_back += 1
+            return None
         if request is None:
             return None
         run = self.runs[request.id] = Run(request, self.on_progress)
@@ -63,6 +68,7 @@ class Runner:
             self._settle(run)
         finally:
             del self.runs[request.id]
+        self._make_up()
         return request.id
 
     def stop_all(self, why: Stop) -> None:
@@ -70,6 +76,12 @@ class Runner:
         self.closed.set()
         for run in list(self.runs.values()):
             run.stop(why)
+
+    def _make_up(self) -> None:
+        """Send the wake-ups again that came while a request had to run alone."""
+        held_back, self.held_back = self.held_back, 0
+        for _ in range(held_back):
+            self.broker.wake(self.name, "-", 0)
 
     def _settle(self, run: Run) -> None:
         request = run.request

@@ -1,20 +1,27 @@
 -- A replica takes the first request of its line. ARGV: replica, incarnation, now.
 -- Returns the record as name, value pairs, or false where nothing waits, the replica was taken out of
--- the rotation by hand, or its name now belongs to a newer process.
+-- the rotation by hand, or its name now belongs to a newer process. A request that was running in a
+-- crash runs alone, so that the next crash can blame only it: 'alone' where that forbids a claim now.
 local replica, incarnation, now = ARGV[1], ARGV[2], ARGV[3]
 
 if redis.call('HGET', replica_key(replica), 'incarnation') ~= incarnation then return false end
 if redis.call('SISMEMBER', prefix .. 'drained', replica) == 1 then return false end
+local running = redis.call('SMEMBERS', running_key(replica))
+for _, id in ipairs(running) do
+  if tonumber(redis.call('HGET', request_key(id), 'crashes') or '0') > 0 then return 'alone' end
+end
 while true do
   local id = redis.call('ZRANGE', waiting_key(replica), 0, 0)[1]
   if not id then return false end
   local key = request_key(id)
-  local record = redis.call('HMGET', key, 'status', 'replica', 'start_by', 'attempt')
+  local record = redis.call('HMGET', key, 'status', 'replica', 'start_by', 'attempt', 'crashes')
   if record[1] ~= 'queued' or record[2] ~= replica then
     redis.call('ZREM', waiting_key(replica), id)
   elseif record[3] and record[3] ~= '' and tonumber(record[3]) <= tonumber(now) then
     finish(id, 'expired', now, {'error',
       failure('expired', 'The request did not start within its expires_in; send it again with a longer one.', true)})
+  elseif tonumber(record[5]) > 0 and #running > 0 then
+    return 'alone'
   else
     redis.call('ZREM', waiting_key(replica), id)
     redis.call('SADD', running_key(replica), id)

@@ -61,16 +61,20 @@ class Service:
 
     def start(self, *replicas: str) -> None:
         """Start everything and return once all is ready."""
-        self._run("api", "-m", "gunicorn", "--config", "python:api.gunicorn_conf")
         for name in replicas:
             self.start_replica(name)
-        wait_until(lambda: self.call("GET", "/health").status == 200, READY_S, "the API")
+        self.start_api()
         for name in replicas:
             self.wait_for(name, "ready")
 
-    def start_replica(self, name: str) -> None:
+    def start_api(self) -> None:
+        """Start the API and return once it answers."""
+        self._run("api", {}, "-m", "gunicorn", "--config", "python:api.gunicorn_conf")
+        wait_until(lambda: self.call("GET", "/health").status == 200, READY_S, "the API")
+
+    def start_replica(self, name: str, environ: Mapping[str, str] | None = None) -> None:
         """Start one replica, by the line the README gives."""
-        self._run(name, "-m", "celery", "-A", "workers", "worker", "-Q", name)
+        self._run(name, environ or {}, "-m", "celery", "-A", "workers", "worker", "-Q", name)
 
     def wait_for(self, name: str, *states: str) -> dict[str, Any]:
         """Return a replica once it is in one of the states."""
@@ -181,7 +185,7 @@ class Service:
         folder = self.outputs / request_id
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
-    def _run(self, name: str, *arguments: str) -> None:
+    def _run(self, name: str, own: Mapping[str, str], *arguments: str) -> None:
         environ = {
             **os.environ,
             "REDIS_URL": self.redis_url,
@@ -195,6 +199,7 @@ class Service:
             "SWEEP_S": "0.5",
             "DRAIN_S": "1",
             **self.environ,
+            **own,
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scripts.picture_check import check_picture
@@ -21,7 +23,7 @@ def busy(service: Service):
     service.ended(request["id"])
 
 
-def test_progress_moves_while_it_runs(service: Service, busy: dict) -> None:
+def test_progress_moves_while_it_runs(service: Service, busy: dict[str, Any]) -> None:
     early = service.at_step(busy["id"], 10)
     late = service.at_step(busy["id"], early["progress"]["step"] + 20)
     assert early["status"] == late["status"] == "running"
@@ -30,7 +32,9 @@ def test_progress_moves_while_it_runs(service: Service, busy: dict) -> None:
     assert late["progress"]["eta_s"] > 0
 
 
-def test_cancel_of_a_running_request_ends_it_within_a_step(service: Service, busy: dict) -> None:
+def test_cancel_ends_a_running_request_within_a_step(
+    service: Service, busy: dict[str, Any]
+) -> None:
     before = service.at_step(busy["id"], 20)["progress"]["step"]
     answer = service.call("POST", f"/v1/requests/{busy['id']}/cancel")
     assert answer.status == 202
@@ -60,7 +64,7 @@ def test_cancel_of_a_waiting_request_leaves_the_running_one_alone(service: Servi
     assert service.files(waiting["id"]) == []
 
 
-def test_an_edited_prompt_is_what_the_picture_shows(service: Service, busy: dict) -> None:
+def test_an_edited_prompt_is_what_the_picture_shows(service: Service, busy: dict[str, Any]) -> None:
     waiting = service.submit_to("replica0", "a red circle on a blue background", seed=2)
     answer = service.call(
         "PATCH", f"/v1/requests/{waiting['id']}", {"prompt": "a green square on a white background"}

@@ -1,4 +1,4 @@
-"""Replicas by their bare command line: how they are named, how they fail, stop, die and come back."""
+"""Replicas by their bare command line: how they are named, fail, stop, die and come back."""
 
 from __future__ import annotations
 
@@ -95,6 +95,28 @@ def test_a_drained_replica_gets_nothing_until_it_is_resumed(service: Service) ->
     assert service.call("POST", "/v1/replicas/replica0/resume").json["state"] == "ready"
     assert {service.submit()["replica"] for _ in range(2)} == {"replica0", "replica1"}
     assert service.call("POST", "/v1/replicas/replica9/drain").status == 404
+
+
+def test_a_stuck_replica_ends_itself_and_its_request_moves(service: Service) -> None:
+    """A step that takes far longer than it may, though the heartbeat goes on."""
+    service.end("replica0", signal.SIGTERM)
+    service.start_replica("replica0", {"STUCK_AFTER_S": "0.3"})
+    service.wait_for("replica0", "ready")
+    request = service.submit_to("replica0", "a red circle", width=768, height=768)
+    process = service.processes["replica0"]
+    assert process.wait(60) == -signal.SIGKILL
+    replica = service.call("GET", "/v1/replicas/replica0").json
+    assert replica["state"] == "failed"
+    assert "STUCK_AFTER_S" in replica["error"]
+    assert request["id"] in replica["error"]
+    wait_until(
+        lambda: service.get(request["id"])["replica"] == "replica1", 20, "the request to move"
+    )
+    service.call("POST", f"/v1/requests/{request['id']}/cancel")
+    ended = service.ended(request["id"])
+    assert (ended["status"], ended["attempt"]) == ("canceled", 2)
+    service.start_replica("replica0")
+    service.wait_for("replica0", "ready")
 
 
 def test_a_model_that_does_not_load_leaves_its_reason(redis_url: str, tmp_path: Path) -> None:

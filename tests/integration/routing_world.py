@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from redis import Redis
 
 from configs.settings import Settings
+from routing.claims import MustRunAlone
 from routing.failover import Sweep
 from routing.parameters import Parameters
 from routing.record import Priority, Request
@@ -91,7 +92,10 @@ class World:
         return self.router.store.submit(self.submission(**changes))[0]
 
     def claim(self, name: str) -> Request | None:
-        return self.router.claims.claim(name, self.incarnations[name])
+        try:
+            return self.router.claims.claim(name, self.incarnations[name])
+        except MustRunAlone:
+            return None
 
     def get(self, request_id: str) -> Request:
         return self.router.store.get(request_id)

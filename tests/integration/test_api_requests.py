@@ -7,6 +7,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +71,7 @@ def test_a_seed_left_out_is_drawn_and_kept(door: Door, replica: PlayedReplica) -
 
 
 def test_the_stage_file_and_the_pipeline_give_the_defaults(
-    door: Door, api_settings: Settings, open_door: OpenDoor, replica: PlayedReplica, tmp_path
+    api_settings: Settings, open_door: OpenDoor, replica: PlayedReplica, tmp_path: Path
 ) -> None:
     text = api_settings.stage_configs_path.read_text()
     more = (
@@ -114,7 +116,7 @@ def test_a_request_runs_to_its_outputs(door: Door, replica: PlayedReplica) -> No
     replica.succeed(claimed)
     done = body_of(door.get(path))
     assert done["status"] == "succeeded"
-    assert done["progress"]["fraction"] == 1.0
+    assert done["progress"] == {"step": 20, "steps": 20, "fraction": 1.0, "eta_s": None}
     assert done["timings"]["denoise_s"] == 0.5
     assert done["timings"]["total_s"] >= done["timings"]["queued_s"] >= 0
     assert [output["seed"] for output in done["outputs"]] == [40, 41]
@@ -407,6 +409,7 @@ def test_null_in_an_edit_puts_the_default_back(door: Door, replica: PlayedReplic
     assert changed["parameters"]["negative_prompt"] is None
     assert changed["timeout"] is None
     assert set(wrong_fields(door.patch(request["id"], prompt=None))) == {"prompt"}
+    assert set(wrong_fields(door.patch(request["id"], expires_in=None))) == {"expires_in"}
 
 
 def test_an_edit_is_checked_like_a_new_request(door: Door, replica: PlayedReplica) -> None:
@@ -422,7 +425,9 @@ def test_an_edit_is_checked_like_a_new_request(door: Door, replica: PlayedReplic
 
 
 @pytest.mark.parametrize("field", [{"model": "tiny"}, {"metadata": {"a": "b"}}])
-def test_what_never_changes_is_refused(door: Door, replica: PlayedReplica, field: dict) -> None:
+def test_what_never_changes_is_refused(
+    door: Door, replica: PlayedReplica, field: dict[str, Any]
+) -> None:
     answer = door.patch(door.submitted()["id"], **field)
     assert answer.status_code == 409
     assert error_of(answer)["code"] == "not_editable"
@@ -459,7 +464,7 @@ def test_edits_at_the_same_instant_all_count(door: Door, replica: PlayedReplica)
     request_id = door.submitted()["id"]
     gate = threading.Barrier(2)
 
-    def edit(fields: dict) -> int:
+    def edit(fields: dict[str, Any]) -> int:
         gate.wait(10)
         return door.patch(request_id, **fields).status_code
 

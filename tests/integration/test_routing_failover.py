@@ -6,6 +6,7 @@ import pytest
 from redis import Redis
 
 from configs.settings import Settings
+from routing.claims import MustRunAlone
 from routing.record import Status
 from routing.registry import ReplicaState
 from tests.integration.routing_world import World
@@ -170,3 +171,21 @@ def test_a_replica_long_gone_is_forgotten(world: World) -> None:
     world.clock.forward(3601)
     world.sweep.run()
     assert world.router.registry.all() == []
+
+
+def test_what_was_in_a_crash_runs_alone_so_that_no_neighbour_is_blamed(world: World) -> None:
+    world.start("replica0")
+    poison, neighbour, other = (world.submit() for _ in range(3))
+    assert world.claim("replica0") is not None
+    assert world.claim("replica0") is not None
+    world.start("replica0")
+    world.sweep.run()
+    alone = world.claim("replica0")
+    assert alone is not None
+    assert alone.id == poison.id
+    with pytest.raises(MustRunAlone):
+        world.router.claims.claim("replica0", world.incarnations["replica0"])
+    world.start("replica0")
+    world.sweep.run()
+    crashes = [world.get(request.id).crashes for request in (poison, neighbour, other)]
+    assert crashes == [2, 1, 0]

@@ -156,7 +156,8 @@ def test_the_pauses_grow_while_it_keeps_failing_and_shrink_after_it_was_stable(w
 
 
 def test_the_last_line_of_its_log_tells_why_it_ended(world: World):
-    (member,) = world.start(world.part("one", "sys.exit('\\n  no such folder: x  \\n\\n')"))
+    code = "sys.exit('\\n  no such folder: x  \\n\\n')"
+    (member,) = world.start(world.part("one", code, ready=never))
     world.look_until(lambda: member.process is None, "its end")
 
     assert world.said == ["one ended with code 1: no such folder: x; starting again in 1 s"]
@@ -241,7 +242,7 @@ def test_a_part_that_does_not_end_is_killed_with_all_it_started(world: World):
 
 
 def test_a_part_that_lingers_goes_on_until_the_next_have_ended(world: World):
-    note_door = "import glob; os.kill(int(glob.glob('door.*')[0].split('.')[1]), 0)"
+    note_door = "import glob; os.kill(int(glob.glob('door.[0-9]*')[0].split('.')[1]), 0)"
     end_before_door = NOTE_END.replace("with open", f"{note_door}\n    with open")
     parts = [
         world.part("door", DEAF, RUN, stop_order=0, grace_s=0.1, lingers=True),

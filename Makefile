@@ -1,0 +1,61 @@
+# The index of commands. Each sets up its own virtual environment on first use, and again when the
+# requirements files have changed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+PORT   ?= 8099
+CONFIG ?= configs/tiny_cpu.yaml
+MODEL  ?=
+TESTS  ?= tests
+
+RUN := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format chaos bench clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
+	@echo
+	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml MODEL=   the defaults'
+	@echo '  make test TESTS=tests/unit                                 some of them'
+
+serve: $(VENV)/serve.stamp ## run everything: Redis, one worker for each replica, API, Flower
+	@exec $(RUN) -m scripts.serve $(MODEL) --stage-configs-path $(CONFIG) --port $(PORT)
+
+test: $(VENV)/dev.stamp ## all tests: a real Redis, real workers, the bundled model
+	@exec $(RUN) -m pytest $(TESTS)
+
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict and the import laws
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@$(VENV)/bin/lint-imports
+
+format: $(VENV)/dev.stamp ## put the code into its form
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+chaos: $(VENV)/dev.stamp ## kill replicas, Redis and API under load, at length; prints a table
+	@exec env CHAOS_REQUESTS=200 $(RUN) -m pytest tests/chaos -s
+
+bench: $(VENV)/serve.stamp ## draw with the bundled model: are the pictures right, and how fast
+	@exec $(RUN) -m scripts.check_tiny
+
+clean: ## remove the virtual environment and the tools' caches; never what the service has stored
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN):
+	@test -n '$(PYTHON)' || { echo 'Error: no python3.11 or python3 on PATH' >&2; exit 1; }
+	@echo 'Making a virtual environment in $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/serve.stamp: requirements.txt | $(RUN)
+	@echo 'Installing requirements.txt; the first time takes some minutes'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/dev.stamp: requirements-dev.txt $(VENV)/serve.stamp
+	@echo 'Installing requirements-dev.txt'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@

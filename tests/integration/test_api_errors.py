@@ -1,0 +1,379 @@
+"""What the door refuses, and in which words; the store away; what was not foreseen."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from configs.settings import Settings
+from routing.registry import Model, ReplicaState
+from tests.integration.api_world import (
+    ABILITIES,
+    Door,
+    PlayedReplica,
+    body_of,
+    error_of,
+    wrong_fields,
+)
+from tests.integration.conftest import OpenDoor
+from tests.redis_server import RedisServer, free_port
+from tests.waiting import wait_until
+
+WRONG: list[tuple[str, Any]] = [
+    ("prompt", ""),
+    ("prompt", "  \n"),
+    ("prompt", "x" * 8193),
+    ("prompt", "a\0b"),
+    ("prompt", 5),
+    ("prompt", ["a"]),
+    ("negative_prompt", "x" * 8193),
+    ("negative_prompt", {}),
+    ("model", "huge"),
+    ("model", 1),
+    ("task", "text-to-video"),
+    ("width", 63),
+    ("width", 0),
+    ("width", -64),
+    ("width", 64.0),
+    ("width", "64"),
+    ("width", True),
+    ("width", 8 * 10**6),
+    ("width", 10**40),
+    ("height", 4),
+    ("height", [64]),
+    ("size", "64"),
+    ("size", "64x-64"),
+    ("size", 64),
+    ("num_inference_steps", 0),
+    ("num_inference_steps", 1001),
+    ("num_inference_steps", 20.5),
+    ("num_inference_steps", False),
+    ("guidance_scale", -1),
+    ("guidance_scale", 100.5),
+    ("guidance_scale", "3"),
+    ("guidance_scale", True),
+    ("guidance_scale", 10**400),
+    ("true_cfg_scale", 3),
+    ("num_outputs_per_prompt", 0),
+    ("num_outputs_per_prompt", 11),
+    ("seed", -1),
+    ("seed", 2**63),
+    ("seed", 1.5),
+    ("seed", "7"),
+    ("seed", 10**400),
+    ("scheduler", "NoScheduler"),
+    ("output_format", "gif"),
+    ("output_compression", 50),
+    ("deterministic", "yes"),
+    ("deterministic", 1),
+    ("priority", "urgent"),
+    ("priority", 1),
+    ("expires_in", 0),
+    ("expires_in", -5),
+    ("expires_in", 10**9),
+    ("timeout", 0),
+    ("timeout", "60"),
+    ("metadata", "text"),
+    ("metadata", {str(number): "x" for number in range(17)}),
+    ("image", "data:image/png;base64,AAAA"),
+    ("mask_image", "data:image/png;base64,AAAA"),
+    ("strength", 0.5),
+    ("lora", {"name": "pixel"}),
+    ("num_frames", 16),
+    ("fps", 8),
+    ("preview", True),
+    ("affinity_key", "me"),
+    ("webhook", {"url": "http://127.0.0.1/"}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_wrong_field_is_named_and_nothing_is_queued(
+    door: Door, replica: PlayedReplica, field: str, value: Any
+) -> None:
+    answer = door.submit(**{field: value})
+    assert set(wrong_fields(answer)) == {field}
+    error = error_of(answer)
+    assert error["code"] == "invalid_parameter"
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == field
+    assert body_of(door.get("/v1/requests"))["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"name": 5}, "metadata.name"),
+        ({"name": "x" * 513}, "metadata.name"),
+        ({"name": None}, "metadata.name"),
+        ({"n" * 65: "x"}, "metadata." + "n" * 64),
+        ({"": "x"}, "metadata."),
+    ],
+)
+def test_a_wrong_metadata_entry_is_named(
+    door: Door, replica: PlayedReplica, value: dict[str, Any], path: str
+) -> None:
+    assert list(wrong_fields(door.submit(metadata=value))) == [path]
+
+
+def test_the_edges_of_what_is_right_are_accepted(door: Door, replica: PlayedReplica) -> None:
+    for right in (
+        {"seed": 2**63 - 1},
+        {"seed": 2**63 - 2, "num_outputs_per_prompt": 2},
+        {"seed": 0, "width": 8, "height": 8},
+        {"prompt": "x" * 8192},
+        {"guidance_scale": 0},
+        {"num_inference_steps": 1000, "num_outputs_per_prompt": 10},
+        {"output_format": "jpeg", "output_compression": 0},
+        {"scheduler": "EulerDiscreteScheduler", "deterministic": True},
+        {"metadata": {"n" * 64: "x" * 512}, "expires_in": 0.5, "timeout": 31_536_000},
+        {"prompt": "ein roter Kreis, 赤い丸 🔴"},
+    ):
+        request = door.submitted(**right)
+        for name, value in right.items():
+            assert {**request["parameters"], **request, "expires_in": 0.5}[name] == value
+    assert set(wrong_fields(door.submit(seed=2**63 - 1, num_outputs_per_prompt=2))) == {"seed"}
+
+
+def test_all_wrong_fields_are_named_at_once(door: Door, replica: PlayedReplica) -> None:
+    answer = door.client.post(
+        "/v1/requests",
+        json={
+            "width": 63,
+            "num_inference_steps": "many",
+            "seed": -1,
+            "fps": 8,
+            "negativ_prompt": "",
+        },
+    )
+    wrong = wrong_fields(answer)
+    assert set(wrong) == {
+        "prompt",
+        "width",
+        "num_inference_steps",
+        "seed",
+        "fps",
+        "negativ_prompt",
+    }
+    assert wrong["prompt"] == "is missing"
+    assert wrong["width"] == "63 is not a multiple of 8; give 56 or 64"
+    assert wrong["num_inference_steps"] == "'many' is not a whole number"
+    assert "not served by this version" in wrong["fps"]
+    assert "did you mean negative_prompt?" in wrong["negativ_prompt"]
+    assert error_of(answer)["param"] is None
+
+
+def test_a_wrong_model_is_named_with_the_known_ones_and_the_other_faults(
+    door: Door, replica: PlayedReplica
+) -> None:
+    wrong = wrong_fields(door.submit(model="huge", seed="x"))
+    assert set(wrong) == {"model", "seed"}
+    assert "known are tiny" in wrong["model"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("steps", "num_inference_steps"),
+        ("guidance", "guidance_scale"),
+        ("widht", "width"),
+        ("promt", "prompt"),
+    ],
+)
+def test_an_unknown_field_is_named_with_the_nearest_known_one(
+    door: Door, replica: PlayedReplica, given: str, meant: str
+) -> None:
+    fields: dict[str, Any] = {given: 1}
+    answer = door.submit(**fields)
+    assert f"did you mean {meant}?" in wrong_fields(answer)[given]
+    assert error_of(answer)["details"][0]["code"] == "unknown_key"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"prompt=a",
+        b"[]",
+        b'"a"',
+        b"null",
+        b'{"prompt": "a", "guidance_scale": NaN}',
+        b'{"prompt": "a", "guidance_scale": -Infinity}',
+        b'{"prompt": "a", "prompt": "b"}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"seed": ' + b"1" * 5000 + b"}",
+    ],
+)
+def test_a_body_that_can_not_be_read_is_malformed(
+    door: Door, replica: PlayedReplica, body: bytes
+) -> None:
+    answer = door.client.post("/v1/requests", data=body, content_type="application/json")
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "malformed_request"
+
+
+def test_a_number_too_large_for_a_float_is_a_wrong_field(
+    door: Door, replica: PlayedReplica
+) -> None:
+    body = '{"prompt": "a", "guidance_scale": 1e999}'
+    answer = door.client.post("/v1/requests", data=body, content_type="application/json")
+    assert set(wrong_fields(answer)) == {"guidance_scale"}
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_another_content_type_is_malformed(
+    door: Door, replica: PlayedReplica, content_type: str | None
+) -> None:
+    answer = door.client.post("/v1/requests", data=b'{"prompt":"a"}', content_type=content_type)
+    assert answer.status_code == 400
+    assert "application/json" in error_of(answer)["message"]
+
+
+def test_a_body_that_is_too_large_is_413(api_settings: Settings, open_door: OpenDoor) -> None:
+    door = open_door(replace(api_settings, max_body_bytes=2048))
+    door.replica().load()
+    answer = door.submit(prompt="x" * 3000)
+    assert answer.status_code == 413
+    assert error_of(answer)["code"] == "too_large"
+    assert "2048" in error_of(answer)["message"]
+
+
+def test_twenty_wrong_submits_at_once_do_no_harm(door: Door, replica: PlayedReplica) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda number: door.submit(width=number), [65] * 20))
+    assert [answer.status_code for answer in answers] == [422] * 20
+    assert door.submit().status_code == 202
+
+
+def test_unknown_places_and_methods_answer_in_the_same_shape(door: Door) -> None:
+    answer = door.get("/v1/nothing")
+    assert answer.status_code == 404
+    assert error_of(answer)["code"] == "not_found"
+    answer = door.client.put("/v1/requests")
+    assert answer.status_code == 405
+    assert error_of(answer)["code"] == "method_not_allowed"
+    assert {"GET", "POST"} <= set(answer.headers["Allow"].split(", "))
+    for path in ("/v1/requests/req_unknown", "/v1/requests/req_unknown/outputs/0"):
+        answer = door.get(path)
+        assert answer.status_code == 404
+        assert error_of(answer)["type"] == "invalid_request_error"
+
+
+def test_a_full_line_is_429(api_settings: Settings, open_door: OpenDoor) -> None:
+    door = open_door(replace(api_settings, max_waiting_per_replica=2))
+    door.replica().load()
+    for _ in range(2):
+        door.submitted()
+    answer = door.submit()
+    assert answer.status_code == 429
+    assert error_of(answer)["code"] == "queue_full"
+    assert error_of(answer)["type"] == "rate_limit_error"
+    assert int(answer.headers["Retry-After"]) >= 1
+
+
+def test_no_ready_replica_is_503(door: Door) -> None:
+    for expected in ("no replica has loaded", "no replica of"):
+        answer = door.submit()
+        assert answer.status_code == 503
+        assert error_of(answer)["code"] == "no_ready_replica"
+        assert error_of(answer)["type"] == "server_error"
+        assert expected in error_of(answer)["message"].lower()
+        assert int(answer.headers["Retry-After"]) >= 1
+        replica = door.replica()
+        replica.load()
+        replica.beat(ReplicaState.DRAINING)
+    assert set(wrong_fields(door.submit(seed=-1))) == {"seed"}
+
+
+def test_a_model_of_an_earlier_stage_file_is_not_served(door: Door, replica: PlayedReplica) -> None:
+    """The registry keeps what was loaded once; only what the file names or somebody has counts."""
+    registry = door.service.router.registry
+    registry.publish_model(Model("former", 0, ABILITIES))
+    assert set(wrong_fields(door.submit(model="former"))) == {"model"}
+    elsewhere = door.replica("replica7")
+    registry.publish_model(Model("elsewhere", 3, ABILITIES))
+    elsewhere.beat(stage=3, model="elsewhere")
+    assert door.submitted(model="elsewhere")["replica"] == "replica7"
+    assert set(wrong_fields(door.submit())) == {"model"}
+
+
+# --- the store away -----------------------------------------------------------
+
+
+@pytest.fixture
+def away(api_settings: Settings, open_door: OpenDoor) -> Door:
+    """A door whose Redis does not answer."""
+    return open_door(replace(api_settings, redis_url=f"redis://127.0.0.1:{free_port()}/0"))
+
+
+def test_without_redis_the_door_says_so_at_once(away: Door) -> None:
+    for call in (
+        away.submit,
+        lambda: away.get("/v1/requests"),
+        lambda: away.get("/v1/requests/req_x"),
+        lambda: away.get("/v1/replicas"),
+        lambda: away.get("/ready"),
+    ):
+        started = time.monotonic()
+        answer = call()
+        assert time.monotonic() - started < 2
+        assert answer.status_code == 503
+        assert error_of(answer)["code"] == "store_unavailable"
+        assert int(answer.headers["Retry-After"]) >= 1
+    assert away.get("/health").status_code == 200
+
+
+def test_the_door_goes_on_when_redis_is_back(
+    api_settings: Settings, open_door: OpenDoor, own_redis: RedisServer
+) -> None:
+    door = open_door(replace(api_settings, redis_url=own_redis.url)).start()
+    door.replica().load()
+    assert door.submit().status_code == 202
+    own_redis.stop()
+    assert door.submit().status_code == 503
+    own_redis.start()
+    replica = door.replica().load()
+    path = door.submit().headers["Location"]
+    with ThreadPoolExecutor() as pool:
+        held = pool.submit(door.get, path, Prefer="wait=30")
+        wait_until(lambda: door.service.held_calls.count == 1, 5, "the call to be held")
+        replica.succeed(replica.claim())
+        assert body_of(held.result(timeout=10))["status"] == "succeeded"
+
+
+# --- what was not foreseen ----------------------------------------------------
+
+
+@pytest.fixture
+def broken(door: Door) -> Door:
+    """A door with one call that fails in a way nobody foresaw."""
+
+    def divide() -> str:
+        return str(1 / 0)
+
+    door.app.add_url_rule("/broken", view_func=divide)
+    return door
+
+
+def test_a_500_carries_the_id_of_the_call_and_no_details(
+    broken: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        answer = broken.get("/broken")
+    assert answer.status_code == 500
+    error = error_of(answer)
+    assert error["code"] == "internal_error"
+    assert "division" not in answer.get_data(as_text=True)
+    call_id = answer.headers["X-Request-ID"]
+    assert call_id in error["message"]
+    assert call_id in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    assert broken.get("/health").headers["X-Request-ID"] != call_id
