@@ -19,6 +19,7 @@ from celery import Celery
 from celery.signals import (
     celeryd_after_setup,
     celeryd_init,
+    worker_init,
     worker_ready,
     worker_shutdown,
     worker_shutting_down,
@@ -57,7 +58,7 @@ except ConfigurationError as refused:
 
 
 @celeryd_init.connect
-def become_replica(instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
+def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
     """Find out which replica this process is, and take its devices before torch is imported."""
     settings = load_settings()
     try:
@@ -69,9 +70,18 @@ def become_replica(instance: Any, conf: Any, options: dict[str, Any], **_: Any) 
         _give_up(str(refused), _EXIT_CONFIGURATION)
     os.environ.update(device_environment(plan, machine, os.environ))
     pin_to_cores(plan, machine)
-    conf.worker_concurrency = plan.stage.engine_args.max_num_seqs
     replica = become(Replica(plan, settings, machine))
     instance.hostname = replica.node
+
+
+@worker_init.connect
+def set_width(sender: Any, **_: Any) -> None:
+    """Take as many requests at a time as the stage says.
+
+    Here and not by the app's configuration: the command line has read that already, and passes it
+    on as if it had been typed.
+    """
+    sender.concurrency = current().plan.stage.engine_args.max_num_seqs
 
 
 @celeryd_after_setup.connect

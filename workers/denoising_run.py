@@ -11,6 +11,7 @@ import functools
 import inspect
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -30,14 +31,25 @@ class DenoisingRun:
         warnings: Sentences for the client.
     """
 
-    def __init__(self, pipe: Any, observer: Observer, steps: int, turn: threading.Lock) -> None:
-        """Watch `pipe`, whose scheduler must be its own; an engine's runs share `turn`."""
+    def __init__(
+        self,
+        pipe: Any,
+        observer: Observer,
+        steps: int,
+        turn: threading.Lock,
+        leave: Callable[[], None],
+    ) -> None:
+        """Watch `pipe`, whose scheduler must be its own; an engine's runs share `turn`.
+
+        `leave` is called after the last step, before the turn to decode is waited for.
+        """
         self.steps = steps
         self.step = 0
         self.warnings: list[str] = []
         self._pipe = pipe
         self._observer = observer
         self._turn = turn
+        self._leave = leave
         self._holds_turn = False
         self._started = self._ended = time.perf_counter()
         self._first_forward: float | None = None
@@ -94,6 +106,8 @@ class DenoisingRun:
         self.steps = max(self.steps, self.step)
         self._at_boundary()
         if self.step == self.steps:
+            # Nobody in the loop may wait for a run that waits for its turn.
+            self._leave()
             _refuse_non_finite(sample)
             self._take_turn()
 

@@ -1,8 +1,8 @@
 """The engine of one replica: a loaded pipeline that turns parameters into images.
 
 `generate` may be called from many threads at once: each call runs a shallow copy of the pipeline,
-which shares the weights and has its own noise scheduler. Knows no Redis, no Celery, no HTTP and no
-file format.
+which shares the weights and has its own noise scheduler; inside their loops they meet at the
+rendezvous and share denoiser calls. Knows no Redis, no Celery, no HTTP and no file format.
 """
 
 import copy
@@ -22,16 +22,16 @@ from workers.abilities import inspect_abilities
 from workers.denoising_run import DenoisingRun
 from workers.generation import Generation, output_warnings, to_images
 from workers.observer import Observer, SilentObserver
+from workers.pipeline_arguments import call_arguments, left_out
 from workers.pipeline_loader import is_out_of_memory, load_pipeline, short_cause
 from workers.prompt_limit import cut_warnings, prompt_limits
+from workers.rendezvous import Rendezvous
 
 __all__ = ["Engine", "Generation"]
 
 logger = logging.getLogger(__name__)
 
 _DENOISERS = ("unet", "transformer", "transformer_2")
-# Names the engine passes only where the pipeline takes them.
-_OPTIONAL = ("negative_prompt", "guidance_scale", "true_cfg_scale")
 
 
 class Engine:
@@ -46,9 +46,11 @@ class Engine:
         self._turn = threading.Lock()
         self._current = threading.local()
         self._vae_dtype = getattr(getattr(pipe, "vae", None), "dtype", None)
-        for name in _DENOISERS:
-            if isinstance(pipe.components.get(name), torch.nn.Module):
-                pipe.components[name].register_forward_pre_hook(self._before_forward)
+        parts = [pipe.components.get(name) for name in _DENOISERS]
+        denoisers = [part for part in parts if isinstance(part, torch.nn.Module)]
+        self.rendezvous = Rendezvous(denoisers)
+        for denoiser in denoisers:
+            denoiser.register_forward_pre_hook(self._before_forward)
 
     @classmethod
     def load(cls, plan: ReplicaPlan) -> Self:
@@ -80,7 +82,9 @@ class Engine:
     def generate(self, parameters: Parameters, observer: Observer) -> Generation:
         """Make the images of one request, whose parameters fit the abilities; thread-safe.
 
-        Output k is made with a generator of its own, on the CPU, seeded with `seed + k`.
+        Output k is made with a generator of its own, on the CPU, seeded with `seed + k`. Alone it
+        makes the same bytes each time; beside others it shares denoiser calls, which rounds
+        differently in the last places, unless it is `deterministic`.
 
         Raises:
             Interrupted: When the observer raised it; the engine is as before the call.
@@ -115,18 +119,21 @@ class Engine:
 
     def _generate(self, parameters: Parameters, observer: Observer) -> Generation:
         pipe = self._copy_with_scheduler(parameters.scheduler)
-        run = DenoisingRun(pipe, observer, parameters.num_inference_steps, self._turn)
-        self._current.run = run
-        try:
-            with torch.inference_mode(), run:
-                run.tell()
-                run.warnings += self._prompt_warnings(parameters)
-                try:
-                    output = pipe(**self._arguments(parameters))
-                finally:
-                    self._restore_vae(run)
-        finally:
-            del self._current.run
+        with self.rendezvous.member(alone=parameters.deterministic) as member:
+            run = DenoisingRun(
+                pipe, observer, parameters.num_inference_steps, self._turn, member.leave
+            )
+            self._current.run = run
+            try:
+                with torch.inference_mode(), run:
+                    run.tell()
+                    run.warnings += self._prompt_warnings(parameters)
+                    try:
+                        output = pipe(**call_arguments(parameters, self._taken))
+                    finally:
+                        self._restore_vae(run)
+            finally:
+                del self._current.run
         images = to_images(output.images)
         encode_s, denoise_s, decode_s = run.timings
         return Generation(
@@ -137,6 +144,7 @@ class Engine:
             encode_s=encode_s,
             denoise_s=denoise_s,
             decode_s=decode_s,
+            batch_mean=member.batch_mean,
             warnings=(*run.warnings, *output_warnings(output, images, parameters)),
         )
 
@@ -154,26 +162,10 @@ class Engine:
         pipe.__dict__["scheduler"] = scheduler
         return pipe
 
-    def _arguments(self, parameters: Parameters) -> dict[str, Any]:
-        arguments = {
-            "prompt": parameters.prompt,
-            "width": parameters.width,
-            "height": parameters.height,
-            "num_inference_steps": parameters.num_inference_steps,
-            "num_images_per_prompt": parameters.num_outputs_per_prompt,
-            "generator": [torch.Generator("cpu").manual_seed(seed) for seed in parameters.seeds()],
-            "output_type": "np",
-        }
-        for name in _OPTIONAL:
-            if name in self._taken and getattr(parameters, name) is not None:
-                arguments[name] = getattr(parameters, name)
-        return arguments
-
     def _prompt_warnings(self, parameters: Parameters) -> list[str]:
         warnings = [
             f"{name}: {type(self._pipe).__name__} takes none; it was left out"
-            for name in _OPTIONAL
-            if name not in self._taken and getattr(parameters, name) is not None
+            for name in left_out(parameters, self._taken)
         ]
         for name in ("prompt", "negative_prompt"):
             if name in self._taken:

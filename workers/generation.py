@@ -22,6 +22,7 @@ class Generation:
         encode_s: Seconds until the first denoising step, waiting for a turn included.
         denoise_s: Seconds of all steps.
         decode_s: Seconds from the last step to the images, waiting for a turn included.
+        batch_mean: Mean number of requests that shared its denoiser calls, itself included.
         warnings: Sentences for the client.
     """
 
@@ -32,6 +33,7 @@ class Generation:
     encode_s: float
     denoise_s: float
     decode_s: float
+    batch_mean: float = 1.0
     warnings: tuple[str, ...] = ()
 
 

@@ -128,7 +128,12 @@ class Runner:
             return _failed(
                 GenerationFailed.code, "The replica met an error of its own; its log says which."
             )
-        timings = Timings(generation.encode_s, generation.denoise_s, generation.decode_s, 1.0)
+        timings = Timings(
+            generation.encode_s,
+            generation.denoise_s,
+            generation.decode_s,
+            generation.batch_mean,
+        )
         return Outcome(Status.SUCCEEDED, outputs, tuple(generation.warnings), timings)
 
     def _store(self, request: Request, generation: Generation) -> tuple[Output, ...]:

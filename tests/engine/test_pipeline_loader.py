@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from configs.errors import ModelLoadFailed
 from tests.engine.conftest import BUNDLED, plan
@@ -26,8 +27,8 @@ def edit_index(folder: Path, **changes: Any):
 
 
 def test_half_precision_weights_become_float32_on_a_cpu(pipe: Any):
-    saved = (BUNDLED / "text_encoder" / "config.json").read_text()
-    assert json.loads(saved)["dtype"] == "float16"
+    with safe_open(BUNDLED / "unet" / "diffusion_pytorch_model.safetensors", "pt") as saved:
+        assert {saved.get_tensor(name).dtype for name in saved.keys()} == {torch.float16}  # noqa: SIM118
     assert {pipe.unet.dtype, pipe.vae.dtype, pipe.text_encoder.dtype} == {torch.float32}
 
 
@@ -55,7 +56,9 @@ def truncate(folder: Path):
 
 def mismatch(folder: Path):
     path = folder / "unet" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "block_out_channels": [64, 88]}))
+    config = json.loads(path.read_text())
+    wider = [2 * channels for channels in config["block_out_channels"]]
+    path.write_text(json.dumps({**config, "block_out_channels": wider}))
 
 
 def add_code(folder: Path):

@@ -1,5 +1,6 @@
 """Pipelines of several diffusers families with random weights, small enough to make in a test."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from transformers import (
 )
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "tiny" / "tokenizer"
-WORDS = 625
+WORDS = len(json.loads((TOKENIZER / "vocab.json").read_text()))
 
 
 def _tokenizer(length: int = 24) -> Any:
@@ -47,9 +48,9 @@ def _clip(*, projection: bool = False) -> Any:
         num_attention_heads=4,
         max_position_embeddings=77,
         projection_dim=32,
-        bos_token_id=623,
-        eos_token_id=624,
-        pad_token_id=624,
+        bos_token_id=WORDS - 2,
+        eos_token_id=WORDS - 1,
+        pad_token_id=WORDS - 1,
     )
     return CLIPTextModelWithProjection(config) if projection else CLIPTextModel(config)
 

@@ -76,7 +76,7 @@ def test_the_bundled_stage_loads_from_the_repository_root(monkeypatch: pytest.Mo
     assert only.chunks == ((0,), (1,))
     assert only.default_sampling_params == {
         "num_inference_steps": 20,
-        "guidance_scale": 3.0,
+        "guidance_scale": 2.0,
         "width": 64,
         "height": 64,
     }

@@ -1,0 +1,91 @@
+"""A denoiser that a test can watch, hold and break, and threads that call it as requests do."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from workers.rendezvous import Rendezvous
+
+TIMEOUT_S = 10
+
+
+class ToyDenoiser(torch.nn.Module):
+    """Doubles its rows and adds the time; writes down how many rows it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.before: Callable[[torch.Tensor], None] = lambda _: None
+        self.make: Callable[[torch.Tensor], Any] = lambda sample: sample
+
+    def forward(
+        self, sample: torch.Tensor, timestep: torch.Tensor, new_condition: Any = None
+    ) -> tuple[Any]:
+        self.seen.append(len(sample))
+        self.before(sample)
+        return (self.make(2 * sample + timestep.reshape(-1, 1)),)
+
+
+class Gate:
+    """Holds whoever passes it until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.reached.set()
+        assert self._open.wait(TIMEOUT_S)
+
+    def at(self, wanted: int) -> Callable[[int], None]:
+        """Hold at that index alone."""
+
+        def hold(index: int) -> None:
+            if index == wanted:
+                self()
+
+        return hold
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class Requests:
+    """Runs each request in a thread of its own; patient, so that who can meet does."""
+
+    def __init__(self, threads: int = 8) -> None:
+        self.denoiser = ToyDenoiser()
+        self.rendezvous = Rendezvous([self.denoiser])
+        self.rendezvous.max_wait_s = TIMEOUT_S
+        self.rendezvous.wait_share = 1e12
+        self.pool = ThreadPoolExecutor(threads)
+
+    def start(
+        self, calls: int = 1, value: float = 1.0, width: int = 3, **options: Any
+    ) -> Future[Any]:
+        """Start a request that calls the denoiser so often; its result is the last output."""
+        return self.pool.submit(self._run, calls, value, width, **options)
+
+    def _run(
+        self,
+        calls: int,
+        value: float,
+        width: int,
+        *,
+        alone: bool = False,
+        between: Callable[[int], object] = lambda _: None,
+        **arguments: Any,
+    ) -> Any:
+        output: Any = None
+        with self.rendezvous.member(alone=alone):
+            for index in range(calls):
+                between(index)
+                sample = torch.full((1, width), value)
+                output = self.denoiser(sample, torch.tensor(float(index)), **arguments)[0]
+        return output
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True)

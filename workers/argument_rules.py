@@ -1,0 +1,33 @@
+"""Which arguments of diffusers' denoisers merge in which way, by name.
+
+A name that stands nowhere here is not merged, and neither is a call that has it. Does not know how
+it is done.
+"""
+
+# The sample being denoised says how many rows a call has: the first dimension of a tensor, or the
+# length of a list with one tensor for each sample (Z-Image).
+SAMPLES = ("sample", "hidden_states", "x")
+BY_ROW = frozenset(
+    (
+        *SAMPLES,
+        *("encoder_hidden_states", "encoder_hidden_states_2", "encoder_hidden_states_t5"),
+        *("encoder_hidden_states_image", "encoder_hidden_states_mask", "encoder_mask"),
+        *("encoder_attention_mask", "encoder_attention_mask_2", "attention_mask"),
+        *("pooled_projections", "text_embeds", "image_embeds", "cap_feats", "class_labels"),
+        *("text_embedding_mask", "text_embedding_mask_t5", "image_meta_size", "style"),
+        *("time_ids", "timestep_cond", "resolution", "aspect_ratio"),
+        *("original_size", "target_size", "crop_coords"),
+    )
+)
+# One number for all rows or one for each.
+TIMES = frozenset(("timestep", "timesteps", "t", "timestep_r", "guidance"))
+# Positions: the same for every row, so they must be equal.
+SHARED = frozenset(("img_ids", "txt_ids", "image_rotary_emb"))
+# Lists with one entry for each row, all equal.
+ALIKE = frozenset(("img_shapes",))
+DICTS = frozenset(
+    ("added_cond_kwargs", "attention_kwargs", "cross_attention_kwargs", "joint_attention_kwargs")
+)
+# Numbers that mean the same for any number of rows.
+_SIZES = ("patch_size", "f_patch_size", "num_frames", "height", "width", "fps", "frame_rate")
+NUMBERS = TIMES | {*_SIZES, "scale"}
