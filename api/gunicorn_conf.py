@@ -17,7 +17,8 @@ from configs.settings import load_settings
 _settings = load_settings()
 
 wsgi_app = "api.app:create_app()"
-bind = f"{_settings.api_host}:{_settings.api_port}"
+_host = f"[{_settings.api_host}]" if ":" in _settings.api_host else _settings.api_host
+bind = f"{_host}:{_settings.api_port}"
 workers = _settings.api_workers
 worker_class = "gthread"
 threads = _settings.api_threads

@@ -123,7 +123,12 @@ def _stage_with_model(stage: Mapping[Any, Any], model: str) -> dict[Any, Any]:
         engine_args = {}
     if not isinstance(engine_args, Mapping):
         return dict(stage)
-    return {**stage, "engine_args": {**engine_args, "model": model}}
+    if engine_args.get("model") == model:
+        return dict(stage)
+    # A name and defaults that were written for another model are not this one's.
+    kept = {key: value for key, value in engine_args.items() if key != "served_model_name"}
+    rest = {key: value for key, value in stage.items() if key != "default_sampling_params"}
+    return {**rest, "engine_args": {**kept, "model": model}}
 
 
 def _ignored(document: Mapping[Any, Any]) -> Iterator[str]:

@@ -6,10 +6,12 @@ canceled, or handed back for another attempt. Does not know Celery.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -45,7 +47,8 @@ class Runner:
     runs: dict[str, Run] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
     step_s: float | None = None
-    held_back: int = 0
+    held_back: deque[None] = field(default_factory=deque)
+    stopped_for: Stop | None = None
 
     def run_next(self) -> str | None:
         """Run the first request of the line to its end; return its id, None where nothing waited.
@@ -58,11 +61,13 @@ class Runner:
         try:
             request = self.claims.claim(self.name, self.incarnation)
         except MustRunAlone:
-            self.held_back += 1
+            self.held_back.append(None)
             return None
         if request is None:
             return None
         run = self.runs[request.id] = Run(request, self.on_progress)
+        if self.stopped_for is not None:  # claimed while the others were being stopped
+            run.stop(self.stopped_for)
         self.on_progress()
         try:
             self._settle(run)
@@ -74,14 +79,16 @@ class Runner:
     def stop_all(self, why: Stop) -> None:
         """Take nothing more, and end every run at its next step."""
         self.closed.set()
+        self.stopped_for = why
         for run in list(self.runs.values()):
             run.stop(why)
 
     def _make_up(self) -> None:
         """Send the wake-ups again that came while a request had to run alone."""
-        held_back, self.held_back = self.held_back, 0
-        for _ in range(held_back):
-            self.broker.wake(self.name, "-", 0)
+        with contextlib.suppress(IndexError):
+            while True:
+                self.held_back.popleft()
+                self.broker.wake(self.name, "-", 0)
 
     def _settle(self, run: Run) -> None:
         request = run.request

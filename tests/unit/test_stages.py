@@ -315,3 +315,12 @@ def test_chunks_are_contiguous_disjoint_and_cover_all(
         assert len(own) == one.runtime.num_replicas
         assert all(len(plan.devices) == one.devices_per_replica for plan in own)
         assert tuple(device for plan in own for device in plan.devices) == one.runtime.devices
+
+
+def test_another_model_brings_neither_name_nor_defaults_of_the_files_own() -> None:
+    own = load_stages(REPOSITORY / "configs" / "tiny_cpu.yaml")[0]
+    other = load_stages(REPOSITORY / "configs" / "tiny_cpu.yaml", model="Qwen/Qwen-Image")[0]
+    same = load_stages(REPOSITORY / "configs" / "tiny_cpu.yaml", model="./models/tiny")[0]
+    assert (other.model_name, dict(other.default_sampling_params)) == ("Qwen/Qwen-Image", {})
+    assert other.runtime == own.runtime
+    assert same == own
