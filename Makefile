@@ -11,7 +11,7 @@ TESTS  ?= tests
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format chaos bench clean
+.PHONY: help serve test lint format chaos bench pictures clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -38,7 +38,10 @@ format: $(VENV)/dev.stamp ## put the code into its form
 chaos: $(VENV)/dev.stamp ## kill replicas, Redis and API under load, at length; prints a table
 	@exec env CHAOS_REQUESTS=200 $(RUN) -m pytest tests/chaos -s
 
-bench: $(VENV)/serve.stamp ## draw with the bundled model: are the pictures right, and how fast
+bench: $(VENV)/serve.stamp ## time the engine: one request, and several that share denoiser calls
+	@exec $(RUN) -m scripts.engine_bench
+
+pictures: $(VENV)/serve.stamp ## draw with the bundled model: are the pictures right
 	@exec $(RUN) -m scripts.check_tiny
 
 clean: ## remove the virtual environment and the tools' caches; never what the service has stored

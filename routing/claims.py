@@ -106,11 +106,19 @@ class Claims:
         """Give a request another attempt whose replica died; None where it ended by that."""
         return self._requeue(request, request.owner, crashed=True)
 
-    def held_by(self, replica: str) -> tuple[list[Request], list[Request]]:
-        """Return the waiting and the running requests of a replica."""
-        waiting: list[str] = self._redis.zrange(self._keys.waiting(replica), 0, -1)  # type: ignore[assignment]
-        running: set[str] = self._redis.smembers(self._keys.running(replica))  # type: ignore[assignment]
-        return self._read(waiting), self._read(sorted(running))
+    def expire(self) -> int:
+        """End the waiting requests whose time to start is over; return how many there were."""
+        return int(self._scripts.call("expire", self._clock()))
+
+    def waiting_at(self, replica: str) -> list[Request]:
+        """Return the requests in the line of a replica, the next first."""
+        ids: list[str] = self._redis.zrange(self._keys.waiting(replica), 0, -1)  # type: ignore[assignment]
+        return self._read(ids)
+
+    def running_at(self, replica: str) -> list[Request]:
+        """Return the requests a replica has claimed."""
+        ids: set[str] = self._redis.smembers(self._keys.running(replica))  # type: ignore[assignment]
+        return self._read(sorted(ids))
 
     def _read(self, ids: list[str]) -> list[Request]:
         pipeline = self._redis.pipeline(transaction=False)

@@ -50,6 +50,7 @@ class Sweep:
         try:
             for replica in self.router.registry.all():
                 self._relieve(replica)
+            self.router.claims.expire()
             self._remove_old()
         finally:
             if self.redis.get(key) == token:
@@ -57,7 +58,7 @@ class Sweep:
         return True
 
     def _relieve(self, replica: Replica) -> None:
-        waiting, running = self.router.claims.held_by(replica.name)
+        running = self.router.claims.running_at(replica.name)
         alive = replica.state in {ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.LOADING}
         for request in running:
             if alive and request.owner == replica.heartbeat.incarnation:
@@ -69,10 +70,10 @@ class Sweep:
                     replica.name, request.id, move.attempt, move.replica,
                 )  # fmt: skip
                 self.router.broker.wake(move.replica, move.id, move.attempt)
-        if waiting and replica.state is not ReplicaState.READY:
+        if replica.waiting and replica.state is not ReplicaState.READY:
             self.router.move_waiting(replica.name)
         long_gone = self.clock() - replica.beat_at > FORGET_AFTER_S
-        if long_gone and not waiting and not running and not alive:
+        if long_gone and not replica.waiting and not running and not alive:
             self.router.registry.forget(replica.name)
 
     def _remove_old(self) -> None:

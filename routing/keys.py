@@ -10,6 +10,7 @@ key                     type    holds; lifetime
 request:{id}            hash    the record, the only truth; ``RETENTION_S`` after its end
 requests                zset    id by creation time; with the record
 finished                zset    id by time of its end; with the record
+deadlines               zset    waiting id by the moment it must start by; until it does
 idempotency:{key}       string  "fingerprint id" of a submit; with the record
 replica:{name}          hash    the last heartbeat; an hour after the replica was last seen
 replica:{name}:waiting  zset    queued ids by their place in the line; empty is no key

@@ -136,7 +136,7 @@ class Router:
 
     def move_waiting(self, name: str) -> int:
         """Give the waiting requests of a replica to others of its stage; return how many moved."""
-        waiting, _running = self.claims.held_by(name)
+        waiting = self.claims.waiting_at(name)
         moves = [move for request in waiting if (move := self.claims.move_waiting(request))]
         for move in moves:
             self.broker.wake(move.replica, move.id, move.attempt)

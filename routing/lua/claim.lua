@@ -14,19 +14,19 @@ while true do
   local id = redis.call('ZRANGE', waiting_key(replica), 0, 0)[1]
   if not id then return false end
   local key = request_key(id)
-  local record = redis.call('HMGET', key, 'status', 'replica', 'start_by', 'attempt', 'crashes')
+  local record = redis.call('HMGET', key, 'status', 'replica', 'start_by', 'attempt', 'crashes', 'begun')
   if record[1] ~= 'queued' or record[2] ~= replica then
     redis.call('ZREM', waiting_key(replica), id)
-  elseif record[3] and record[3] ~= '' and tonumber(record[3]) <= tonumber(now) then
-    finish(id, 'expired', now, {'error',
-      failure('expired', 'The request did not start within its expires_in; send it again with a longer one.', true)})
+  elseif record[6] ~= '1' and record[3] and record[3] ~= '' and tonumber(record[3]) <= tonumber(now) then
+    expire(id, now)
   elseif tonumber(record[5]) > 0 and #running > 0 then
     return 'alone'
   else
     redis.call('ZREM', waiting_key(replica), id)
     redis.call('SADD', running_key(replica), id)
     redis.call('HSET', key, 'status', 'running', 'owner', incarnation, 'started_at', now,
-      'step', '0', 'steps', '0')
+      'begun', '1', 'step', '0', 'steps', '0')
+    watch_deadline(id)
     announce(id, 'running', record[4])
     return redis.call('HGETALL', key)
   end

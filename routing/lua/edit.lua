@@ -12,5 +12,6 @@ if score ~= '' then
   redis.call('HSET', key, 'score', score)
   redis.call('ZADD', waiting_key(record[3]), score, id)
 end
+watch_deadline(id)
 announce(id, status, record[4])
 return {'edited', record[3], record[4]}

@@ -14,6 +14,16 @@ local function announce(id, status, attempt)
     'id', id, 'status', status, 'attempt', attempt)
 end
 
+-- Keeps the list of waiting requests that must start by a moment; one that has begun once has done so.
+local function watch_deadline(id)
+  local record = redis.call('HMGET', request_key(id), 'start_by', 'begun', 'status')
+  if record[1] and record[1] ~= '' and record[2] ~= '1' and record[3] == 'queued' then
+    redis.call('ZADD', prefix .. 'deadlines', record[1], id)
+  else
+    redis.call('ZREM', prefix .. 'deadlines', id)
+  end
+end
+
 -- Removes every trace of a record; its files are the caller's.
 local function forget(id)
   local key = request_key(id)
@@ -28,6 +38,7 @@ local function forget(id)
   end
   redis.call('ZREM', prefix .. 'requests', id)
   redis.call('ZREM', prefix .. 'finished', id)
+  redis.call('ZREM', prefix .. 'deadlines', id)
   redis.call('DEL', key)
 end
 
@@ -43,12 +54,18 @@ local function finish(id, status, now, fields)
     return
   end
   redis.call('HSET', key, 'status', status, 'finished_at', now, unpack(fields))
+  watch_deadline(id)
   redis.call('ZADD', prefix .. 'finished', now, id)
   announce(id, status, record[2])
 end
 
 local function failure(code, message, retryable)
   return cjson.encode({code = code, message = message, retryable = retryable})
+end
+
+local function expire(id, now)
+  finish(id, 'expired', now, {'error', failure('expired',
+    'The request did not start within its expires_in; send it again with a longer one.', true)})
 end
 
 -- Names in the rotation of a stage, in the order of their numbers (replica2 before replica10).

@@ -33,5 +33,6 @@ redis.call('HSET', request_key(id), 'id', id, 'stage', stage, 'status', 'queued'
 redis.call('ZADD', prefix .. 'requests', now, id)
 redis.call('ZADD', waiting_key(replica), score, id)
 if key ~= '' then redis.call('SET', prefix .. 'idempotency:' .. key, fingerprint .. ' ' .. id) end
+watch_deadline(id)
 announce(id, 'queued', 1)
 return {'created', replica}

@@ -189,3 +189,36 @@ def test_what_was_in_a_crash_runs_alone_so_that_no_neighbour_is_blamed(world: Wo
     world.sweep.run()
     crashes = [world.get(request.id).crashes for request in (poison, neighbour, other)]
     assert crashes == [2, 1, 0]
+
+
+def test_a_waiting_request_expires_though_no_replica_ever_looks_at_it(world: World) -> None:
+    world.start("replica0")
+    request, kept = world.submit(expires_in=5.0), world.submit(expires_in=60.0)
+    world.clock.forward(6)
+    world.sweep.run()
+    assert world.get(request.id).status is Status.EXPIRED
+    assert world.get(kept.id).status is Status.QUEUED
+
+
+def test_a_request_that_has_begun_once_does_not_expire_on_its_next_attempt(world: World) -> None:
+    world.start("replica0")
+    request = world.submit(expires_in=5.0)
+    assert world.claim("replica0") is not None
+    world.clock.forward(6)
+    world.start("replica0")
+    world.sweep.run()
+    world.sweep.run()
+    again = world.claim("replica0")
+    assert again is not None
+    assert (again.id, again.attempt) == (request.id, 2)
+
+
+def test_an_edit_of_expires_in_moves_the_moment(world: World) -> None:
+    world.start("replica0")
+    request = world.submit(expires_in=5.0)
+    world.router.store.edit(
+        request, request.parameters, request.priority, timeout=None, expires_in=60.0
+    )
+    world.clock.forward(6)
+    world.sweep.run()
+    assert world.get(request.id).status is Status.QUEUED
