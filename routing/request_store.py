@@ -127,7 +127,6 @@ class RequestStore:
                 raise QueueFull(
                     f"Every ready replica of {new.model!r} has {self._max_waiting} requests "
                     "waiting; try again later.",
-                    retry_after=5.0,
                 )
             case _:
                 raise NoReadyReplica(

@@ -16,16 +16,18 @@ from typing import Self
 
 from redis import Redis
 
-from configs.errors import NotFound, StoreUnavailable
+from configs.errors import NotFound, QueueFull, StoreUnavailable
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
 from routing.output_store import OutputStore
 from routing.parameters import Parameters
 from routing.record import Priority, Request, Status
-from routing.registry import Registry, Replica
+from routing.registry import Registry, Replica, ReplicaState
 from routing.request_store import CancelAnswer, RequestStore, Submission
 
+_UNKNOWN_ROOM_S = 5.0
+_LONGEST_ROOM_S = 600.0
 _logger = logging.getLogger(__name__)
 
 
@@ -60,7 +62,11 @@ class Router:
             NoReadyReplica, QueueFull, IdempotencyMismatch: As :meth:`RequestStore.submit`.
             StoreUnavailable: The replica's queue took no message; nothing is recorded.
         """
-        request, created = self.store.submit(new)
+        try:
+            request, created = self.store.submit(new)
+        except QueueFull as full:
+            full.retry_after = self._seconds_to_room(new)
+            raise
         if created and not self.broker.wake(request.replica, request.id, request.attempt):
             self.store.cancel(request.id, remove=True)
             raise StoreUnavailable(
@@ -143,6 +149,20 @@ class Router:
         if moves:
             _logger.info("moved %d waiting requests away from %s", len(moves), name)
         return len(moves)
+
+    def _seconds_to_room(self, new: Submission) -> float:
+        """Seconds until some line of the stage is one shorter, as far as its steps tell."""
+        step_s = [
+            replica.heartbeat.step_s / replica.heartbeat.capacity
+            for replica in self.registry.all()
+            if replica.state is ReplicaState.READY
+            and replica.heartbeat.stage == new.stage
+            and replica.heartbeat.step_s
+        ]
+        if not step_s:
+            return _UNKNOWN_ROOM_S
+        seconds = min(step_s) * new.parameters.num_inference_steps
+        return min(max(1.0, seconds), _LONGEST_ROOM_S)
 
     def _set_drained(self, name: str, *, drained: bool) -> None:
         if not self.registry.set_drained(name, drained=drained):

@@ -61,7 +61,11 @@ class World:
         return self.incarnations[name]
 
     def beat(
-        self, name: str, state: ReplicaState = ReplicaState.READY, stage: int = STAGE
+        self,
+        name: str,
+        state: ReplicaState = ReplicaState.READY,
+        stage: int = STAGE,
+        step_s: float | None = None,
     ) -> ReplicaState:
         heartbeat = Heartbeat(
             name=name,
@@ -74,6 +78,7 @@ class World:
             pid=1,
             devices=(0,),
             device_kind="cpu",
+            step_s=step_s,
         )
         return self.router.registry.beat(heartbeat).state
 

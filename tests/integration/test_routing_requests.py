@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 
@@ -90,9 +91,8 @@ def test_a_full_line_is_refused_and_records_nothing(world: World, settings: Sett
     for _ in range(2):
         small.submit(world.submission())
     refused = world.submission()
-    with pytest.raises(QueueFull) as caught:
+    with pytest.raises(QueueFull):
         small.submit(refused)
-    assert caught.value.retry_after
     with pytest.raises(NotFound):
         world.get(refused.id)
 
@@ -305,3 +305,18 @@ def test_the_list_is_newest_first_and_goes_on_from_a_cursor(world: World) -> Non
     assert [request.id for request in world.router.store.newest(after=ids[2])] == [ids[1], ids[0]]
     with pytest.raises(NotFound):
         next(world.router.store.newest(after="req_nobody"))
+
+
+def test_a_full_line_says_when_to_come_back_from_the_time_of_a_step(
+    settings: Settings, redis_client: Redis
+) -> None:
+    world = World(dataclasses.replace(settings, max_waiting_per_replica=1), redis_client)
+    world.start("replica0")
+    world.router.store.submit(world.submission())
+    with pytest.raises(QueueFull) as unknown:
+        world.router.submit(world.submission())
+    assert unknown.value.retry_after == 5.0
+    world.beat("replica0", step_s=3.0)
+    with pytest.raises(QueueFull) as known:
+        world.router.submit(world.submission(parameters=parameters(num_inference_steps=20)))
+    assert known.value.retry_after == 60.0
