@@ -13,7 +13,8 @@ from typing import Any
 from configs.errors import FieldError, InvalidRequest, NoReadyReplica
 from configs.stages import StageConfig
 from routing.parameters import Abilities
-from routing.registry import Registry, ReplicaState
+from routing.registry import Registry
+from routing.replica import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)

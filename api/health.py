@@ -14,7 +14,7 @@ from api.objects import HealthSchema, ReadinessSchema
 from api.service import current_service
 from configs.errors import FieldError, NoReadyReplica
 from configs.stages import StageConfig
-from routing.registry import Replica, ReplicaState
+from routing.replica import Replica, ReplicaState
 
 _RETRY_S: Final = 1.0
 

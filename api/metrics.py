@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from api.service import current_service
-from routing.registry import Replica, ReplicaState
+from routing.replica import Replica, ReplicaState
 
 blueprint = Blueprint("metrics", __name__)
 _LABELS = ("replica", "model")

@@ -12,7 +12,7 @@ from marshmallow import Schema, fields, validate
 from configs.field_types import OneOf
 from routing.parameters import OUTPUT_FORMATS
 from routing.record import Priority, Status
-from routing.registry import ReplicaState
+from routing.replica import ReplicaState
 
 _MAX_PAGE = 100
 _PAGE = 20

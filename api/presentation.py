@@ -15,7 +15,7 @@ from api.parameter_checks import MAX_SEED, max_pixels
 from configs.settings import Settings
 from routing.parameters import OUTPUT_FORMATS
 from routing.record import Output, Request, Status
-from routing.registry import Replica, ReplicaState
+from routing.replica import Replica, ReplicaState
 
 _DIGITS: Final = 3
 

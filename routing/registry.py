@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
@@ -20,76 +19,9 @@ from redis import Redis
 from routing.keys import Keys
 from routing.lua import Scripts
 from routing.parameters import Abilities
+from routing.replica import Heartbeat, Replica, ReplicaState, heartbeat_fields, read_replica
 
 FORGET_AFTER_S = 3600.0
-
-
-class ReplicaState(StrEnum):
-    """Where a replica stands; only ``ready`` ones are in the rotation."""
-
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
-    GONE = "gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """What a replica says of itself, about once a second.
-
-    Attributes:
-        name: Its name, which is also the name of its queue.
-        incarnation: One process of it; a later one sorts after an earlier one.
-        node: Celery node name, to send it control commands.
-        devices: Its device chunk, such as ``(2, 3)``.
-        step_s: Seconds one denoising step takes, a moving mean; None before the first.
-        memory_bytes: Memory its process holds.
-        device_memory_bytes: Device memory it holds; None without such a device.
-        stopping: Whether its process is about to end.
-        error: Why it failed; kept through the next start, until it is ready.
-    """
-
-    name: str
-    incarnation: str
-    stage: int
-    model: str
-    state: ReplicaState
-    node: str
-    host: str
-    pid: int
-    devices: tuple[int, ...]
-    device_kind: str
-    capacity: int = 1
-    started_at: float = 0.0
-    step_s: float | None = None
-    memory_bytes: int | None = None
-    device_memory_bytes: int | None = None
-    stopping: bool = False
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """A replica as the registry shows it: its last heartbeat, its line and its counters."""
-
-    heartbeat: Heartbeat
-    beat_at: float
-    waiting: int
-    running: int
-    completed: int
-    failed: int
-    restarts: int
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.heartbeat.name
-
-    @property
-    def state(self) -> ReplicaState:
-        """Its state; ``gone`` once its heartbeat has expired."""
-        return self.heartbeat.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +72,7 @@ class Registry:
             heartbeat.state,
             now,
             expires_at,
-            fields=_to_fields(heartbeat),
+            fields=heartbeat_fields(heartbeat),
         )
         if answer[0] == "superseded":
             return Standing(ReplicaState.GONE, 0, superseded=True)
@@ -203,45 +135,10 @@ class Registry:
         for place, name in enumerate(names):
             mark, expires_at, waiting, running, totals = answers[place * 5 : place * 5 + 5]
             if mark and expires_at is not None:
-                replicas[name] = _replica(mark, expires_at <= now, waiting, running, totals)
+                replicas[name] = read_replica(mark, expires_at <= now, waiting, running, totals)
         return replicas
 
 
 def _by_number(name: str) -> tuple[int, str]:
     digits = name[len(name.rstrip("0123456789")) :]
     return (int(digits) if digits else 0, name)
-
-
-def _to_fields(heartbeat: Heartbeat) -> dict[str, str]:
-    fields = {
-        name: json.dumps(value)
-        for name, value in asdict(heartbeat).items()
-        if name not in {"name", "incarnation", "stage", "state"} and (name != "error" or value)
-    }
-    return {**fields, "stopping": "1" if heartbeat.stopping else "0"}
-
-
-def _replica(
-    mark: Mapping[str, str], expired: bool, waiting: int, running: int, totals: Mapping[str, str]
-) -> Replica:
-    plain = {
-        "name": mark["name"],
-        "incarnation": mark["incarnation"],
-        "stage": int(mark["stage"]),
-        "state": ReplicaState.GONE if expired else ReplicaState(mark["state"]),
-        "stopping": mark["stopping"] == "1",
-    }
-    rest = {
-        field: json.loads(mark[field])
-        for field in Heartbeat.__dataclass_fields__
-        if field not in plain and field in mark
-    }
-    return Replica(
-        heartbeat=Heartbeat(**{**rest, **plain, "devices": tuple(rest["devices"])}),
-        beat_at=float(mark["beat_at"]),
-        waiting=waiting,
-        running=running,
-        completed=int(totals.get("completed", 0)),
-        failed=int(totals.get("failed", 0)),
-        restarts=int(totals.get("restarts", 0)),
-    )

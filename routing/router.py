@@ -23,7 +23,8 @@ from routing.claims import Claims
 from routing.output_store import OutputStore
 from routing.parameters import Parameters
 from routing.record import Priority, Request, Status
-from routing.registry import Registry, Replica, ReplicaState
+from routing.registry import Registry
+from routing.replica import Replica, ReplicaState
 from routing.request_store import CancelAnswer, RequestStore, Submission
 
 _UNKNOWN_ROOM_S = 5.0

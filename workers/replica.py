@@ -23,8 +23,9 @@ from configs.settings import Settings
 from configs.stages import ReplicaPlan
 from routing.claims import Claims
 from routing.connection import connect
-from routing.registry import Heartbeat as Mark
-from routing.registry import Model, ReplicaState
+from routing.registry import Model
+from routing.replica import Heartbeat as Mark
+from routing.replica import ReplicaState
 from routing.router import Router
 from workers.heartbeat import Heartbeat
 from workers.reporter import Reporter

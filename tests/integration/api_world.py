@@ -20,7 +20,8 @@ from api.service import Service, service_of
 from configs.settings import Settings
 from routing.parameters import Abilities
 from routing.record import Failure, Outcome, Output, Request, Status, Timings
-from routing.registry import Heartbeat, Model, ReplicaState
+from routing.registry import Model
+from routing.replica import Heartbeat, ReplicaState
 
 MODEL = "tiny"
 STAGE = 0

@@ -13,7 +13,7 @@ from routing.claims import MustRunAlone
 from routing.failover import Sweep
 from routing.parameters import Parameters
 from routing.record import Priority, Request
-from routing.registry import Heartbeat, ReplicaState
+from routing.replica import Heartbeat, ReplicaState
 from routing.request_store import Submission
 from routing.router import Router
 

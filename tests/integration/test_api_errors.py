@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from configs.settings import Settings
-from routing.registry import Model, ReplicaState
+from routing.registry import Model
+from routing.replica import ReplicaState
 from tests.integration.api_world import (
     ABILITIES,
     Door,

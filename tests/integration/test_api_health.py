@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs.settings import Settings
-from routing.registry import ReplicaState
+from routing.replica import ReplicaState
 from tests.integration.api_world import Door, PlayedReplica, body_of, error_of
 from tests.integration.conftest import OpenDoor
 

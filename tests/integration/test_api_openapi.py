@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from werkzeug.test import TestResponse
 
-from routing.registry import ReplicaState
+from routing.replica import ReplicaState
 from tests.integration.api_world import Door, PlayedReplica, body_of
 from tests.integration.spec import Spec
 

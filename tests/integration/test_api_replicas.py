@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing.registry import ReplicaState
+from routing.replica import ReplicaState
 from tests.integration.api_world import Door, PlayedReplica, body_of, error_of
 
 

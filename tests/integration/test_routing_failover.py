@@ -8,7 +8,7 @@ from redis import Redis
 from configs.settings import Settings
 from routing.claims import MustRunAlone
 from routing.record import Status
-from routing.registry import ReplicaState
+from routing.replica import ReplicaState
 from tests.integration.routing_world import World
 
 

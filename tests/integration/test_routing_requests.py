@@ -12,7 +12,7 @@ from redis import Redis
 from configs.errors import Conflict, IdempotencyMismatch, NoReadyReplica, NotFound, QueueFull
 from configs.settings import Settings
 from routing.record import Failure, Outcome, Output, Priority, Request, Status
-from routing.registry import ReplicaState
+from routing.replica import ReplicaState
 from routing.request_store import CancelAnswer
 from tests.integration.routing_world import World, parameters
 
