@@ -9,10 +9,12 @@ Does not know what a replica does: it moves ``workers.replica`` through its life
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from celery import Celery
@@ -26,7 +28,7 @@ from celery.signals import (
 )
 
 from configs.devices import check_machine, detect_machine, device_environment, pin_to_cores
-from configs.errors import ConfigurationError, ModelLoadFailed
+from configs.errors import ConfigurationError, GenerationError
 from configs.settings import Settings, load_settings
 from configs.stages import ReplicaPlan, StageConfig, find_replica, load_stages, plan_replicas
 from routing.broker import celery_settings
@@ -34,6 +36,7 @@ from workers.replica import Replica, become, current
 
 _logger = logging.getLogger(__name__)
 _QUEUE = re.compile(r"replica\d+")
+_EXIT_FAULT = 1
 _EXIT_CONFIGURATION = 2
 _EXIT_MODEL = 3
 
@@ -51,13 +54,28 @@ def make_app(settings: Settings) -> Celery:
     return made
 
 
+def _or_end(handler: Callable[..., None]) -> Callable[..., None]:
+    """End the process when a handler fails: Celery would log it and go on with half a replica."""
+
+    @functools.wraps(handler)
+    def checked(**arguments: Any) -> None:
+        try:
+            handler(**arguments)
+        except Exception as error:
+            _logger.exception("the replica can not go on")
+            _give_up(f"{handler.__name__}: {type(error).__name__}: {error}", _EXIT_FAULT)
+
+    return checked
+
+
 try:
     app = make_app(load_settings())
 except ConfigurationError as refused:
     sys.exit(f"Error: {refused}")
 
 
-@celeryd_init.connect
+@celeryd_init.connect(weak=False)
+@_or_end
 def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
     """Find out which replica this process is, and take its devices before torch is imported."""
     settings = load_settings()
@@ -74,7 +92,8 @@ def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
     instance.hostname = replica.node
 
 
-@worker_init.connect
+@worker_init.connect(weak=False)
+@_or_end
 def set_width(sender: Any, **_: Any) -> None:
     """Take as many requests at a time as the stage says.
 
@@ -84,16 +103,18 @@ def set_width(sender: Any, **_: Any) -> None:
     sender.concurrency = current().plan.stage.engine_args.max_num_seqs
 
 
-@celeryd_after_setup.connect
+@celeryd_after_setup.connect(weak=False)
+@_or_end
 def load_model(**_: Any) -> None:
     """Load the pipeline before the first message can arrive."""
     try:
         current().load()
-    except ModelLoadFailed as failed:
+    except GenerationError as failed:
         _give_up(f"{current().plan.name}: {failed}", _EXIT_MODEL)
 
 
-@worker_ready.connect
+@worker_ready.connect(weak=False)
+@_or_end
 def join_rotation(**_: Any) -> None:
     """The queue is read from now on."""
     current().open()

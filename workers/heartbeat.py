@@ -36,6 +36,7 @@ class Heartbeat:
         wake: Callable[[], None],
         superseded: Callable[[], None],
         stuck: Callable[[], bool],
+        return_strays: Callable[[], None],
     ) -> None:
         """Write nothing before :meth:`start`.
 
@@ -47,6 +48,7 @@ class Heartbeat:
             wake: Called when requests waited while there was room, at two beats in a row.
             superseded: Called once when a newer process has taken the replica's name.
             stuck: Asked before each beat; the beat after a True is the last, and ends the process.
+            return_strays: Called after each beat; may raise RedisError.
         """
         self._registry = registry
         self._mark = mark
@@ -55,6 +57,7 @@ class Heartbeat:
         self._wake = wake
         self._superseded = superseded
         self._stuck = stuck
+        self._return_strays = return_strays
         self._idle_beats = 0
         self._now = threading.Event()
         self._stopped = threading.Event()
@@ -94,6 +97,8 @@ class Heartbeat:
     def _beat(self) -> None:
         try:
             standing = self._registry.beat(self._mark())
+            if not standing.superseded:
+                self._return_strays()
         except RedisError as error:
             _logger.warning("the heartbeat was not recorded: %s", error)
             return

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from configs.devices import Machine
-from configs.errors import ModelLoadFailed
+from configs.errors import GenerationError
 from configs.settings import Settings
 from configs.stages import ReplicaPlan
 from routing.claims import Claims
@@ -82,6 +82,7 @@ class Replica:
             wake=self._wake_self,
             superseded=self._superseded,
             stuck=self._is_stuck,
+            return_strays=self._return_strays,
         )
         self._reporter = Reporter(
             self._claims,
@@ -93,18 +94,17 @@ class Replica:
         """Load and warm up the pipeline, with the heartbeat saying so.
 
         Raises:
-            ModelLoadFailed: It could not be loaded; the registry keeps the reason.
+            GenerationError: It could not be loaded or warmed up; the registry keeps the reason.
         """
         self._heartbeat.start()
-        from workers.engine import (
-            Engine,
-        )  # torch must not be imported before the device chunk is set
+        # Here, since torch must not be imported before the device chunk is set.
+        from workers.engine import Engine
         from workers.runner import Runner
 
         try:
             engine = Engine.load(self.plan)
             engine.warm_up()
-        except ModelLoadFailed as error:
+        except GenerationError as error:
             self._state, self._error = ReplicaState.FAILED, str(error)
             self._heartbeat.stop()
             raise
@@ -187,6 +187,10 @@ class Replica:
 
     def _wake_self(self) -> None:
         self._router.broker.wake(self.plan.name, "-", 0)
+
+    def _return_strays(self) -> None:
+        if self._runner is not None:
+            self._runner.return_strays()
 
     def _superseded(self) -> None:
         _logger.critical("another process has become %s; this one ends", self.plan.name)

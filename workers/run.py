@@ -45,7 +45,7 @@ class Run:
         self._on_progress = on_progress
         self._clock = clock
         self._started = clock()
-        self._timeout = request.timeout
+        self.timeout = request.timeout
         self._guidance_scale: float | None = None
         self._stop: Stop | None = None
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Run:
         """Take over what may change while it runs: guidance scale and timeout."""
         if request.parameters.guidance_scale != self.request.parameters.guidance_scale:
             self._guidance_scale = request.parameters.guidance_scale
-        self._timeout = request.timeout
+        self.timeout = request.timeout
         self.request = request
 
     def guidance_scale(self) -> float | None:
@@ -80,7 +80,7 @@ class Run:
             self.step_s = last if self.step == 0 else 0.7 * known + 0.3 * last
         self.step, self.steps, self.moved_at = step, steps, now
         self._on_progress()
-        if self._timeout is not None and now - self._started > self._timeout:
+        if self.timeout is not None and now - self._started > self.timeout:
             self.stop(Stop.TIMEOUT)
         if self._stop is not None:
             raise Interrupted(self._stop)

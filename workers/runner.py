@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
-from configs.errors import GenerationFailed, ServingError
+from configs.errors import GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
 from routing.claims import Claims, MustRunAlone
 from routing.output_store import OutputStore
@@ -49,6 +49,7 @@ class Runner:
     step_s: float | None = None
     held_back: deque[None] = field(default_factory=deque)
     stopped_for: Stop | None = None
+    strays: frozenset[str] = frozenset()
 
     def run_next(self) -> str | None:
         """Run the first request of the line to its end; return its id, None where nothing waited.
@@ -83,6 +84,25 @@ class Runner:
         for run in list(self.runs.values()):
             run.stop(why)
 
+    def return_strays(self) -> None:
+        """Hand back what the records say runs here and does not: a claim whose answer got lost.
+
+        Only what was a stray at the call before too, since a claim may be on its way just now.
+
+        Raises:
+            redis.RedisError: Redis did not answer; the next call does it.
+        """
+        held = {
+            request.id: request
+            for request in self.claims.running_at(self.name)
+            if request.owner == self.incarnation
+        }
+        strays = frozenset(held.keys() - self.runs.keys())
+        for request_id in strays & self.strays:
+            _logger.warning("%s was claimed and does not run; it is handed back", request_id)
+            self._hand_back(held[request_id])
+        self.strays = strays
+
     def _make_up(self) -> None:
         """Send the wake-ups again that came while a request had to run alone."""
         with contextlib.suppress(IndexError):
@@ -100,7 +120,7 @@ class Runner:
                     outcome = Outcome(Status.CANCELED)
                 case Stop.TIMEOUT:
                     outcome = _failed(
-                        "timeout", f"It ran longer than its timeout of {request.timeout:g} s."
+                        TimedOut.code, f"It ran longer than its timeout of {run.timeout:g} s."
                     )
                 case Stop.HAND_BACK:
                     self._insist(lambda: self._hand_back(request))

@@ -1,9 +1,12 @@
 -- Records the outcome of a claimed request. ARGV: id, attempt, incarnation, now, status, then further
 -- name, value pairs. Returns 1, or 0 where the claim no longer holds: the outcome then counts for
--- nothing and its files are the caller's to remove.
+-- nothing and its files are the caller's to remove. Sent again because its answer got lost, the same
+-- outcome of the same claim is 1 again: its files are those of the record.
 local id, attempt, owner, now, status = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local record = redis.call('HMGET', request_key(id), 'status', 'attempt', 'owner', 'replica', 'hidden')
-if record[1] ~= 'running' or record[2] ~= attempt or record[3] ~= owner then return 0 end
+if record[2] ~= attempt or record[3] ~= owner then return 0 end
+if record[1] == status then return 1 end
+if record[1] ~= 'running' then return 0 end
 finish(id, status, now, {unpack(ARGV, 6)})
 if status == 'succeeded' then redis.call('HINCRBY', totals_key(record[4]), 'completed', 1) end
 if status == 'failed' then redis.call('HINCRBY', totals_key(record[4]), 'failed', 1) end

@@ -169,6 +169,41 @@ def test_a_queue_that_is_no_replica_is_refused_in_one_line(tmp_path: Path) -> No
         assert "Traceback" not in refused.stderr
 
 
+def test_a_model_that_loads_and_can_not_draw_is_failed_not_ready(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """The warm-up fails: no multiple of eight is a size this model can draw."""
+    stage = tmp_path / "stage.yaml"
+    text = (REPOSITORY / "configs" / "tiny_cpu.yaml").read_text()
+    model = REPOSITORY / "models" / "tiny"
+    stage.write_text(text.replace("./models/tiny", str(model)).replace("width: 64", "width: 60"))
+    service = Service(redis_url, f"{tmp_path.name}:", tmp_path, stage)
+    try:
+        service.start()
+        service.start_replica("replica0")
+        replica = service.wait_for("replica0", "failed")
+        assert "60" in replica["error"]
+        assert service.processes["replica0"].wait(15) == 3
+    finally:
+        service.stop()
+
+
+def test_a_fault_of_the_start_ends_the_worker_instead_of_half_a_replica(tmp_path: Path) -> None:
+    refused = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "workers", "worker", "-Q", "replica0"],
+        cwd=REPOSITORY,
+        env={"PATH": "/usr/bin:/bin", "OUTPUTS_URL": "nowhere://bucket"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == 1, refused.stderr
+    lines = [line for line in refused.stderr.splitlines() if line.startswith("Error:")]
+    assert len(lines) == 1
+    assert "nowhere" in lines[0]
+
+
 def test_nothing_is_left_in_celerys_hands_when_all_is_done(service: Service) -> None:
     ended = [service.submit() for _ in range(4)]
     for request in ended:

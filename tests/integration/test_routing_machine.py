@@ -67,7 +67,13 @@ class RecordMachine(RuleBasedStateMachine):
     @rule(claimed=claims, outcome=st.sampled_from(OUTCOMES))
     def finish(self, claimed: Request, outcome: Outcome) -> None:
         """Also finishes what was finished, moved or removed before: that must count for nothing."""
-        if self.world.router.claims.finish(claimed, outcome) and outcome.status is Status.SUCCEEDED:
+        before = self.world.get(claimed.id) if claimed.id in self.alive else None
+        holds = self.world.router.claims.finish(claimed, outcome)
+        if before is not None and before.is_terminal:
+            # Only the same outcome of the same claim, sent again, is told that it holds.
+            same = (before.status, before.attempt, before.owner)
+            assert holds is (same == (outcome.status, claimed.attempt, claimed.owner))
+        elif holds and outcome.status is Status.SUCCEEDED:
             self.successes[claimed.id] = self.successes.get(claimed.id, 0) + 1
 
     @rule(claimed=claims)

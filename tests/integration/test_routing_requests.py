@@ -320,3 +320,17 @@ def test_a_full_line_says_when_to_come_back_from_the_time_of_a_step(
     with pytest.raises(QueueFull) as known:
         world.router.submit(world.submission(parameters=parameters(num_inference_steps=20)))
     assert known.value.retry_after == 60.0
+
+
+def test_an_outcome_sent_again_because_its_answer_got_lost_still_holds(world: World) -> None:
+    """Else its replica would take it for refused and remove the files of a success."""
+    world.start("replica0")
+    request = world.submit()
+    claimed = world.claim("replica0")
+    assert claimed is not None
+    assert world.router.claims.finish(claimed, SUCCESS)
+    assert world.router.claims.finish(claimed, SUCCESS)
+    replica = world.router.registry.get("replica0")
+    assert replica is not None
+    assert replica.completed == 1
+    assert world.get(request.id).status is Status.SUCCEEDED

@@ -1,0 +1,83 @@
+"""The runner over real Redis: claims that got lost, and a timeout that came by an edit."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from configs.settings import Settings
+from routing.record import Priority, Status
+from tests.integration.routing_world import World
+from tests.waiting import wait_until
+from workers.reporter import Reporter
+from workers.runner import Runner
+
+
+class EndlessEngine:
+    """An engine whose step never changes anything, until its observer ends it."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+
+    def generate(self, _parameters: Any, observer: Any) -> Any:
+        while True:
+            observer.on_step(1, 4)
+            self.began.set()
+
+
+@pytest.fixture
+def world(settings: Settings, redis_client: Redis) -> World:
+    return World(settings, redis_client)
+
+
+def _runner(world: World, engine: Any = None) -> Runner:
+    router = world.router
+    return Runner(
+        name="replica0",
+        incarnation=world.start("replica0"),
+        engine=engine,
+        claims=router.claims,
+        outputs=router.outputs,
+        broker=router.broker,
+        write_metadata=True,
+        on_progress=lambda: None,
+    )
+
+
+def test_a_claim_whose_answer_got_lost_is_handed_back(world: World) -> None:
+    runner = _runner(world)
+    request = world.submit()
+    assert world.claim("replica0") is not None  # as far as the runner knows, this never happened
+    runner.return_strays()
+    assert world.get(request.id).status is Status.RUNNING
+    runner.return_strays()
+    record = world.get(request.id)
+    assert (record.status, record.attempt, record.crashes) == (Status.QUEUED, 2, 0)
+
+
+def test_a_timeout_that_an_edit_brought_ends_the_run_with_its_reason(world: World) -> None:
+    engine = EndlessEngine()
+    runner = _runner(world, engine)
+    request = world.submit()
+    reporter = Reporter(world.router.claims, world.router.store.get, runner.runs.values)
+    reporter.start()
+    thread = threading.Thread(target=runner.run_next)
+    thread.start()
+    try:
+        assert engine.began.wait(10)
+        running = world.get(request.id)
+        world.router.store.edit(running, running.parameters, Priority.NORMAL, timeout=0.01)
+        reporter.wake()
+        wait_until(lambda: world.get(request.id).is_terminal, 20, "the run to end")
+    finally:
+        world.router.store.cancel(request.id)
+        reporter.wake()
+        thread.join(20)
+        reporter.stop()
+    record = world.get(request.id)
+    assert record.error is not None
+    assert (record.status, record.error.code) == (Status.FAILED, "timeout")
+    assert "0.01 s" in record.error.message
