@@ -10,7 +10,7 @@ from typing import Any
 from marshmallow import Schema, fields, validate
 
 from configs.field_types import OneOf
-from routing.parameters import OUTPUT_FORMATS
+from routing.parameters import IMAGE_FORMATS
 from routing.record import Priority, Status
 from routing.replica import ReplicaState
 
@@ -85,7 +85,7 @@ class ParametersSchema(Schema):
     true_cfg_scale = _number("The same, for guidance-distilled families.", allow_none=True)
     num_outputs_per_prompt = _whole("How many outputs.")
     scheduler = _text("Noise scheduler; null for the model's own.", allow_none=True)
-    output_format = _one_of(OUTPUT_FORMATS, "File format of the outputs.")
+    output_format = _one_of(IMAGE_FORMATS, "File format of the outputs.")
     output_compression = _whole("Quality of jpeg and webp.", allow_none=True)
     deterministic = fields.Boolean(metadata={"description": "Whether it runs alone."})
 

@@ -153,6 +153,9 @@ def _untaken(abilities: Abilities) -> set[str]:
         "negative_prompt": abilities.negative_prompt,
         "guidance_scale": abilities.guidance_scale,
         "true_cfg_scale": abilities.true_cfg_scale,
+        "strength": abilities.strength,
+        "num_frames": abilities.default_frames is not None,
+        "fps": abilities.default_fps is not None,
     }
     return {name for name, takes in taken.items() if not takes}
 

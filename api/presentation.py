@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from api.catalog import ServedModel
 from api.parameter_checks import MAX_SEED, max_pixels
+from api.request_schema import NOT_SERVED
 from configs.settings import Settings
-from routing.parameters import OUTPUT_FORMATS
+from routing.parameters import IMAGE_FORMATS
 from routing.record import Output, Request, Status
 from routing.replica import Replica, ReplicaState
 
@@ -47,7 +48,7 @@ def request_object(
         "start_by": _rounded(request.start_by),
         "timeout": request.timeout,
         "timings": _timings(request),
-        "parameters": request.parameters.to_json(),
+        "parameters": _parameters(request),
         "outputs": [
             _output(request, index, output, retention_s)
             for index, output in enumerate(request.outputs)
@@ -102,7 +103,7 @@ def model_object(
         "tasks": list(abilities.tasks),
         "size_multiple": abilities.size_multiple,
         "schedulers": list(abilities.schedulers),
-        "output_formats": list(OUTPUT_FORMATS),
+        "output_formats": list(IMAGE_FORMATS),
         "takes": {
             "negative_prompt": abilities.negative_prompt,
             "guidance_scale": abilities.guidance_scale,
@@ -129,6 +130,11 @@ def model_object(
 def list_object(data: Sequence[Any], *, has_more: bool = False) -> dict[str, Any]:
     """Return the one shape of all lists."""
     return {"object": "list", "data": list(data), "has_more": has_more}
+
+
+def _parameters(request: Request) -> dict[str, Any]:
+    parameters = request.parameters.to_json()
+    return {name: value for name, value in parameters.items() if name not in NOT_SERVED}
 
 
 def _progress(request: Request) -> dict[str, Any]:

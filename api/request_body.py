@@ -79,7 +79,7 @@ class BodyReader:
         self._check(values, model, details)
         return NewRequest(
             model=model,
-            parameters=Parameters(**values),
+            parameters=Parameters.from_json(values),
             priority=Priority(given.get("priority", Priority.NORMAL)),
             expires_in=given.get("expires_in"),
             timeout=given.get("timeout"),
@@ -112,7 +112,7 @@ class BodyReader:
         self._check(values, model, details)
         priority = given.get("priority", request.priority if "priority" not in body else "normal")
         return Edit(
-            parameters=Parameters(**values),
+            parameters=Parameters.from_json(values),
             priority=Priority(priority),
             timeout=given.get("timeout", request.timeout if "timeout" not in body else None),
             expires_in=given.get("expires_in"),

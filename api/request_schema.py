@@ -15,7 +15,7 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields, pre_load, vali
 
 from configs.field_types import OneOf
 from configs.refusal import UNKNOWN_KEY
-from routing.parameters import OUTPUT_FORMATS
+from routing.parameters import IMAGE_FORMATS
 from routing.record import Priority
 
 NOT_SERVED: Final = frozenset(
@@ -156,7 +156,7 @@ class RequestBodySchema(Schema):
         minimum=0,
     )
     scheduler = _Text("Noise scheduler by class name; the model's own where none is given.")
-    output_format = OneOf(*OUTPUT_FORMATS, metadata=described("File format of the outputs."))
+    output_format = OneOf(*IMAGE_FORMATS, metadata=described("File format of the outputs."))
     output_compression = _Whole("Quality of jpeg and webp.", minimum=0, maximum=100)
     deterministic = _Flag("Run alone, so that the bytes are equal on any replica.")
     priority = OneOf(*Priority, metadata=described("Place in the line.", default="normal"))

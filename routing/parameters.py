@@ -11,8 +11,35 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 TEXT_TO_IMAGE = "text-to-image"
-OUTPUT_FORMATS = ("png", "jpeg", "webp")
-MEDIA_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+IMAGE_TO_IMAGE = "image-to-image"
+INPAINT = "inpaint"
+TEXT_TO_VIDEO = "text-to-video"
+IMAGE_TO_VIDEO = "image-to-video"
+TASKS = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_VIDEO, IMAGE_TO_VIDEO)
+IMAGE_TASKS = frozenset({TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT})
+VIDEO_TASKS = frozenset({TEXT_TO_VIDEO, IMAGE_TO_VIDEO})
+IMAGE_FORMATS = ("png", "jpeg", "webp")
+VIDEO_FORMATS = ("mp4",)
+OUTPUT_FORMATS = (*IMAGE_FORMATS, *VIDEO_FORMATS)
+MEDIA_TYPES = {
+    "png": "image/png",
+    "jpeg": "image/jpeg",
+    "webp": "image/webp",
+    "mp4": "video/mp4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """One adapter of a request.
+
+    Attributes:
+        name: As the model's abilities list it.
+        scale: Weight of the adapter; 1 is as it was trained.
+    """
+
+    name: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +59,17 @@ class Parameters:
         num_outputs_per_prompt: Outputs of this request; output k has seed ``seed + k``.
         seed: Seed of output 0; always set, drawn at submit when the client gave none.
         scheduler: Noise scheduler class by name; None means the one saved with the model.
-        output_format: ``png``, ``jpeg`` or ``webp``.
+        output_format: ``png``, ``jpeg`` or ``webp``; ``mp4`` for videos.
         output_compression: Quality of jpeg and webp, 0 to 100; None means the format's usual one.
         deterministic: Run alone, so that the bytes are equal on any replica.
+        image: Input images, by their names in the output store.
+        mask_image: What to paint anew, white, by its name in the output store.
+        strength: How much of the first input image is made anew, 0 to 1; None leaves it to the
+            pipeline.
+        num_frames: Frames of a video.
+        fps: Frames in a second of a video.
+        lora: Adapters, in the order they were given.
+        preview: Whether small pictures are shown while it runs.
     """
 
     prompt: str
@@ -51,6 +86,18 @@ class Parameters:
     output_format: str = "png"
     output_compression: int | None = None
     deterministic: bool = False
+    image: tuple[str, ...] = ()
+    mask_image: str | None = None
+    strength: float | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    lora: tuple[Lora, ...] = ()
+    preview: bool = False
+
+    @property
+    def makes_video(self) -> bool:
+        """Whether its outputs are videos."""
+        return self.task in VIDEO_TASKS
 
     def seeds(self) -> tuple[int, ...]:
         """Return one seed per output: ``seed``, ``seed + 1``, and so on."""
@@ -68,7 +115,10 @@ class Parameters:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` wrote; names a newer version added are left out."""
         known = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        kept = {key: value for key, value in data.items() if key in known}
+        kept["image"] = tuple(kept.get("image", ()))
+        kept["lora"] = tuple(Lora(**each) for each in kept.get("lora", ()))
+        return cls(**kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +138,15 @@ class Abilities:
         schedulers: Noise schedulers a request may name, the model's own first.
         max_pixels: Largest width x height one output may have.
         max_prompt_tokens: Tokens the tokenizer keeps; None where there is no such limit.
+        max_images: Input images one request may have; 0 where no task takes any.
+        strength: Whether image-to-image takes one; editing models do not.
+        default_strength: None where the pipeline's own default stands.
+        default_frames: Frames of a video when the request names none; None for images.
+        frames_step: A video has one frame and a multiple of this many more.
+        max_frames: Most frames of one video.
+        default_fps: Frames in a second when the request names none; None for images.
+        loras: Adapters a request may name.
+        preview: Whether it can show small pictures while it runs.
     """
 
     tasks: tuple[str, ...]
@@ -102,6 +161,15 @@ class Abilities:
     schedulers: tuple[str, ...] = ()
     max_pixels: int = 4_194_304
     max_prompt_tokens: int | None = None
+    max_images: int = 0
+    strength: bool = False
+    default_strength: float | None = None
+    default_frames: int | None = None
+    frames_step: int = 1
+    max_frames: int | None = None
+    default_fps: float | None = None
+    loras: tuple[str, ...] = ()
+    preview: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready mapping."""
@@ -117,5 +185,6 @@ class Abilities:
                 **kept,
                 "tasks": tuple(kept["tasks"]),
                 "schedulers": tuple(kept.get("schedulers", ())),
+                "loras": tuple(kept.get("loras", ())),
             }
         )

@@ -46,7 +46,10 @@ class Priority(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One file a request produced; ``name`` is its place in the output store."""
+    """One file a request produced; ``name`` is its place in the output store.
+
+    ``num_frames`` and ``fps`` are None unless it is a video.
+    """
 
     name: str
     media_type: str
@@ -55,6 +58,8 @@ class Output:
     seed: int
     bytes: int
     sha256: str
+    num_frames: int | None = None
+    fps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

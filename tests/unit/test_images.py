@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from routing.parameters import OUTPUT_FORMATS, Parameters
+from routing.parameters import IMAGE_FORMATS, Parameters
 from workers.images import encode
 
 PARAMETERS = Parameters(
@@ -54,7 +54,7 @@ def comment(data: bytes):
     return json.loads(raw[8:])
 
 
-@pytest.mark.parametrize("form", OUTPUT_FORMATS)
+@pytest.mark.parametrize("form", IMAGE_FORMATS)
 def test_the_file_is_of_the_format_and_size(form: str):
     image = opened(encoded(form))
     assert (image.format, image.size) == (form.upper(), (16, 8))
@@ -71,12 +71,12 @@ def test_jpeg_and_webp_hold_the_fields_as_a_user_comment(form: str):
     assert comment(encoded(form)) == FIELDS
 
 
-@pytest.mark.parametrize("form", OUTPUT_FORMATS)
+@pytest.mark.parametrize("form", IMAGE_FORMATS)
 def test_equal_images_give_equal_bytes(form: str):
     assert encoded(form) == encoded(form)
 
 
-@pytest.mark.parametrize("form", OUTPUT_FORMATS)
+@pytest.mark.parametrize("form", IMAGE_FORMATS)
 def test_without_metadata_nothing_is_written(form: str):
     data = encoded(form, metadata=False)
     image = opened(data)
