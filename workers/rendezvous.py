@@ -12,7 +12,7 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from workers.batch_lesson import BatchLesson
 from workers.shared_forward import Call, Forward, run_group
 
 _LESSONS_KEPT = 1000
+# What the denoisers are set to after a switch that failed; equal to no key.
+_UNKNOWN = object()
 
 
 class Member:
@@ -27,12 +29,15 @@ class Member:
 
     Attributes:
         alone: Whether its calls are never merged.
+        key: What the denoiser must be set to for its calls, such as its LoRA adapters; calls of
+            different keys are never merged.
         signature: That of its last call; None while nobody need wait for it.
     """
 
-    def __init__(self, rendezvous: "Rendezvous", *, alone: bool) -> None:
+    def __init__(self, rendezvous: "Rendezvous", *, alone: bool, key: Hashable) -> None:
         """Made by :meth:`Rendezvous.member`."""
         self.alone = alone
+        self.key = key
         self.signature: Any = None
         self._rendezvous = rendezvous
         self._calls = self._shared = 0
@@ -59,16 +64,20 @@ class Rendezvous:
     Attributes:
         max_wait_s: Longest that the first in line waits for others while the device is free.
         wait_share: The same, in parts of what its forward takes.
+        switch: Sets the denoisers to a key; called before forwards of another key than the last,
+            while no other forward runs. What it raises is raised in the calls of that key.
     """
 
     def __init__(self, denoisers: Iterable[Any]) -> None:
         """Replace `forward` of the modules; of a thread that is no member calls pass through."""
         self.max_wait_s = 0.005
         self.wait_share = 0.25
+        self.switch: Callable[[Hashable], None] = lambda _: None
         self._calls: Counter[int] = Counter()
         self._changed = threading.Condition()
         self._waiting: list[Call] = []
         self._members: set[Member] = set()
+        self._key: Hashable = None
         self._busy = False
         self._free_since = 0.0
         self._lessons: dict[Any, BatchLesson] = {}
@@ -77,9 +86,9 @@ class Rendezvous:
             module.forward = self._replacement(module)
 
     @contextmanager
-    def member(self, *, alone: bool = False) -> Iterator[Member]:
-        """Make the calls of this thread those of one request; `alone` ones are never merged."""
-        member = self._local.member = Member(self, alone=alone)
+    def member(self, *, alone: bool = False, key: Hashable = None) -> Iterator[Member]:
+        """Make the calls of this thread those of one request; see :class:`Member`."""
+        member = self._local.member = Member(self, alone=alone, key=key)
         try:
             yield member
         finally:
@@ -114,7 +123,7 @@ class Rendezvous:
             member: Member | None = getattr(self._local, "member", None)
             if member is None:
                 return forward(*args, **kwargs)
-            call = Call(forward, args, kwargs, time.monotonic())
+            call = Call(forward, args, kwargs, member.key, time.monotonic())
             if not member.alone:
                 call.describe(signature)
             self._wait_for(call, member)
@@ -177,7 +186,8 @@ class Rendezvous:
         self._busy = True
         self._changed.release()
         try:
-            run_group(group, lesson)
+            if self._set_to(group):
+                run_group(group, lesson)
         finally:
             self._changed.acquire()
             self._busy = False
@@ -186,6 +196,20 @@ class Rendezvous:
                 call.done = True
                 self._calls[call.shared] += 1
             self._changed.notify_all()
+
+    def _set_to(self, group: list[Call]) -> bool:
+        """Set the denoisers to the key of `group`; where that fails its calls have failed."""
+        if self._key == group[0].key:
+            return True
+        try:
+            self._key = _UNKNOWN
+            self.switch(group[0].key)
+            self._key = group[0].key
+        except BaseException as error:  # noqa: BLE001 - raised in the threads whose calls they are
+            for call in group:
+                call.error = error
+            return False
+        return True
 
     def _lesson(self, signature: Any) -> BatchLesson:
         if len(self._lessons) > _LESSONS_KEPT:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,18 +27,25 @@ class Call:
     """One call of a denoiser by one request, and what became of it.
 
     Attributes:
+        key: What the denoiser must be set to.
         layout: None where it must run alone.
         arrived: When it came, on the rendezvous' clock.
         shared: How many calls its forward had, this one included.
     """
 
     def __init__(
-        self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: float
+        self,
+        forward: Forward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Hashable,
+        arrived: float,
     ) -> None:
         """Take the call as it came."""
         self.forward = forward
         self.args = args
         self.kwargs = kwargs
+        self.key = key
         self.arguments: Mapping[str, Any] = {}
         self.layout: Layout | None = None
         self.arrived = arrived
@@ -50,7 +57,7 @@ class Call:
     @property
     def signature(self) -> Any:
         """Calls of equal signatures may share a forward; None shares with nobody."""
-        return None if self.layout is None else (self.forward, self.layout.signature)
+        return None if self.layout is None else (self.forward, self.key, self.layout.signature)
 
     @property
     def rows(self) -> int:

@@ -34,13 +34,17 @@ def have_come(requests: Requests, number: int):
     return requests.rendezvous.waiting == number
 
 
-def meet(requests: Requests, *values: float, width: int = 3):
+def meet(requests: Requests, *values: float, width: int = 3, keys: Any = None):
     """Have requests of these values call the denoiser at once; return what became of each."""
     gate = Gate()
     requests.denoiser.before = gate
     first = requests.start(width=1, alone=True)  # keeps the device while the others gather
     assert gate.reached.wait(TIMEOUT_S)
-    started = [requests.start(value=value, width=width) for value in values]
+    keys = keys or [None] * len(values)
+    started = [
+        requests.start(value=value, width=width, key=key)
+        for value, key in zip(values, keys, strict=True)
+    ]
     wait_until(lambda: requests.rendezvous.waiting == len(values), TIMEOUT_S, "the calls")
     requests.denoiser.before = lambda _: None
     gate.open()
@@ -174,6 +178,38 @@ def test_one_that_is_interrupted_leaves_nobody_waiting(proven: Requests):
     assert time.monotonic() - started < TIMEOUT_S / 2
     with pytest.raises(Interrupted):
         stopped.result(TIMEOUT_S)
+
+
+def test_calls_of_different_keys_never_share_and_the_denoiser_is_set_to_each(proven: Requests):
+    def switch(key: Any):
+        assert proven.denoiser.busy == 0
+        switched.append(key)
+        proven.denoiser.make = lambda doubled: doubled + (key or 0)
+
+    switched: list[Any] = []
+    proven.rendezvous.switch = switch
+    for _ in range(2):  # the first time each key is proven
+        proven.denoiser.seen.clear()
+        switched.clear()
+        made = meet(proven, 1.0, 1.0, 1.0, 1.0, keys=(100, 200, 100, 200))
+        assert [each.result(TIMEOUT_S)[0, 0].item() for each in made] == [102, 202, 102, 202]
+    assert sorted(proven.denoiser.seen) == [1, 2, 2]
+    assert switched in ([None, 100, 200], [None, 200, 100])
+
+
+def test_a_denoiser_that_cannot_be_set_fails_those_that_need_it_so_and_nobody_else(
+    proven: Requests,
+):
+    def switch(key: Any):
+        if key == "broken":
+            raise ValueError("no such adapter")
+
+    proven.rendezvous.switch = switch
+    good, bad = meet(proven, 1.0, 2.0, keys=("good", "broken"))
+    assert good.result(TIMEOUT_S).tolist() == [[2.0] * 3]
+    with pytest.raises(ValueError, match="no such adapter"):
+        bad.result(TIMEOUT_S)
+    assert proven.start(key="good").result(TIMEOUT_S).tolist() == [[2.0] * 3]
 
 
 def poisoned(sample: torch.Tensor):

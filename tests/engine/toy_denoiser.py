@@ -18,6 +18,7 @@ class ToyDenoiser(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[int] = []
+        self.busy = 0
         self.before: Callable[[torch.Tensor], None] = lambda _: None
         self.make: Callable[[torch.Tensor], Any] = lambda sample: sample
 
@@ -25,8 +26,12 @@ class ToyDenoiser(torch.nn.Module):
         self, sample: torch.Tensor, timestep: torch.Tensor, new_condition: Any = None
     ) -> tuple[Any]:
         self.seen.append(len(sample))
-        self.before(sample)
-        return (self.make(2 * sample + timestep.reshape(-1, 1)),)
+        self.busy += 1
+        try:
+            self.before(sample)
+            return (self.make(2 * sample + timestep.reshape(-1, 1)),)
+        finally:
+            self.busy -= 1
 
 
 class Gate:
@@ -76,11 +81,12 @@ class Requests:
         width: int,
         *,
         alone: bool = False,
+        key: Any = None,
         between: Callable[[int], object] = lambda _: None,
         **arguments: Any,
     ) -> Any:
         output: Any = None
-        with self.rendezvous.member(alone=alone):
+        with self.rendezvous.member(alone=alone, key=key):
             for index in range(calls):
                 between(index)
                 sample = torch.full((1, width), value)
