@@ -12,7 +12,7 @@ from typing import Any, Final
 from flask import Flask, Response, g
 from flask_smorest import Api
 
-from api import docs_page, health, metrics, models, outputs, page, replicas, requests
+from api import docs_page, events, health, metrics, models, outputs, page, replicas, requests
 from api.access import register_access
 from api.errors import register_error_handlers
 from api.objects import ErrorAnswerSchema
@@ -63,7 +63,7 @@ def _register_calls(app: Flask) -> None:
     api = Api()
     api.ERROR_SCHEMA = ErrorAnswerSchema
     api.init_app(app)
-    for module in (requests, outputs, replicas, models, health):
+    for module in (requests, events, outputs, replicas, models, health):
         api.register_blueprint(module.blueprint)
     app.register_blueprint(metrics.blueprint)
     app.register_blueprint(docs_page.blueprint)

@@ -1,4 +1,4 @@
-"""Held calls: clients that wait for the end of a request on an open connection.
+"""Held calls: clients that wait for a request, or follow it, on an open connection.
 
 A held call sleeps until the stream of changes wakes it; it never asks again and again. Their number
 is bounded, so that calls that do not wait always find a thread. Does not know HTTP headers.
@@ -52,7 +52,7 @@ class HeldCalls:
             redis.RedisError: Redis did not answer.
         """
         deadline = time.monotonic() + seconds
-        with self._subscribed(request.id) as subscription:
+        with self.hold(request.id, only_end=True) as subscription:
             while True:
                 # Read after subscribing: an end between the two would otherwise be missed.
                 request = self._store.get(request.id)
@@ -60,6 +60,11 @@ class HeldCalls:
                 if request.is_terminal or left <= 0 or self._closed:
                     return request
                 subscription.wait(left)
+
+    @property
+    def closed(self) -> bool:
+        """Whether held calls are to end now."""
+        return self._closed
 
     def close(self) -> None:
         """Let every held call answer now, with the request as it stands; hold none from now on."""
@@ -70,13 +75,18 @@ class HeldCalls:
             subscription.notify()
 
     @contextmanager
-    def _subscribed(self, request_id: str) -> Iterator[Subscription]:
-        with self._changes.subscribe(request_id, only_end=True) as subscription:
+    def hold(self, request_id: str, *, only_end: bool) -> Iterator[Subscription]:
+        """Count as a held call that is woken by the changes of a request, or by its end only.
+
+        Raises:
+            TooManyWaits: The limit is reached.
+        """
+        with self._changes.subscribe(request_id, only_end=only_end) as subscription:
             with self._lock:
                 if len(self._held) >= self._limit:
                     raise TooManyWaits(
-                        f"This process already holds {self._limit} calls; ask without "
-                        "`Prefer: wait`, or again later.",
+                        f"This process already holds {self._limit} calls; poll the request "
+                        "without `Prefer: wait` and events, or ask again later.",
                         retry_after=1.0,
                     )
                 self._held.add(subscription)

@@ -115,6 +115,7 @@ class LinksSchema(Schema):
 
     get = _text("The request.")
     cancel = _text("Where to POST to cancel it.")
+    events = _text("Its events, as a stream.")
 
 
 class RequestObjectSchema(Schema):

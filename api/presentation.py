@@ -41,7 +41,7 @@ def request_object(
         "attempt": request.attempt,
         "priority": request.priority.value,
         "queue_position": queue_position,
-        "progress": _progress(request),
+        "progress": progress_object(request),
         "created_at": _rounded(request.created_at),
         "started_at": _rounded(request.started_at),
         "finished_at": _rounded(request.finished_at),
@@ -50,13 +50,13 @@ def request_object(
         "timings": _timings(request),
         "parameters": _parameters(request),
         "outputs": [
-            _output(request, index, output, retention_s)
+            output_object(request, index, output, retention_s)
             for index, output in enumerate(request.outputs)
         ],
         "warnings": list(request.warnings),
         "error": asdict(request.error) if request.error else None,
         "metadata": dict(request.metadata),
-        "urls": {"get": url, "cancel": f"{url}/cancel"},
+        "urls": {"get": url, "cancel": f"{url}/cancel", "events": f"{url}/events"},
     }
 
 
@@ -137,7 +137,8 @@ def _parameters(request: Request) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name not in NOT_SERVED}
 
 
-def _progress(request: Request) -> dict[str, Any]:
+def progress_object(request: Request) -> dict[str, Any]:
+    """Return how far a request is."""
     steps = request.steps or request.parameters.num_inference_steps
     eta = None
     if request.status is Status.RUNNING and request.step_s is not None and request.steps:
@@ -166,7 +167,10 @@ def _timings(request: Request) -> dict[str, float | None]:
     }
 
 
-def _output(request: Request, index: int, output: Output, retention_s: float) -> dict[str, Any]:
+def output_object(
+    request: Request, index: int, output: Output, retention_s: float
+) -> dict[str, Any]:
+    """Return one output of a request."""
     ended = request.finished_at
     return {
         "url": f"{request_url(request.id)}/outputs/{index}",

@@ -1,20 +1,21 @@
-"""Changes: waiting for a record to change without asking again and again.
+"""Changes: waiting for a record to change, and what it changed to, without asking again and again.
 
-One thread in each process reads the stream of changes and wakes whoever waits for the request at
-hand, so any number of waiting clients costs one connection to Redis and no polling. A waiter always
-reads the record itself after it subscribed: the stream only says when to look.
+One thread in each process reads the stream of changes and hands each one to whoever waits for the
+request at hand, so any number of waiting clients costs one connection to Redis and no polling. The
+record stays the truth: a waiter reads it after it subscribed, and again where changes were missed.
 
-Does not know HTTP, nor what a change means.
+Does not know HTTP.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -24,7 +25,48 @@ from routing.keys import Keys
 from routing.record import TERMINAL
 
 _PAUSE_S = 0.5
+_KEPT = 1000  # changes that a slow waiter may be behind
+_AT_ONCE = 1000
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of one record.
+
+    Attributes:
+        cursor: Its place in the stream; later ones are greater as pairs of numbers.
+        event: ``queued``, ``started``, ``progress``, ``preview``, ``edited``, ``canceling`` or the
+            terminal status it ended with.
+        status: The record's from then on.
+        data: What belongs to the event, as text: ``replica``; ``step``, ``steps``, ``step_s``.
+    """
+
+    cursor: str
+    request_id: str
+    event: str
+    status: str
+    attempt: int
+    data: Mapping[str, str]
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the request ended by it."""
+        return self.status in TERMINAL
+
+    @classmethod
+    def from_entry(cls, cursor: str, entry: Mapping[str, str]) -> Self:
+        """Read an entry of the stream."""
+        rest = dict(entry)
+        status = rest.pop("status")
+        return cls(
+            cursor=cursor,
+            request_id=rest.pop("id"),
+            event=rest.pop("event", status),
+            status=status,
+            attempt=int(rest.pop("attempt")),
+            data=rest,
+        )
 
 
 class Subscription:
@@ -34,6 +76,7 @@ class Subscription:
         """Wake at the end only, or at every change."""
         self.only_end = only_end
         self._changed = threading.Event()
+        self._changes: deque[Change | None] = deque(maxlen=_KEPT)
 
     def wait(self, timeout_s: float) -> bool:
         """Block until the request changed since the last call; False if it did not in time."""
@@ -41,8 +84,20 @@ class Subscription:
         self._changed.clear()
         return changed
 
-    def notify(self) -> None:
-        """Wake the waiter."""
+    def take(self) -> list[Change] | None:
+        """Return the changes since the last call, in order; None where some were missed."""
+        taken = []
+        complete = len(self._changes) < _KEPT
+        while self._changes:
+            change = self._changes.popleft()
+            complete = complete and change is not None
+            if change is not None:
+                taken.append(change)
+        return taken if complete else None
+
+    def notify(self, change: Change | None = None) -> None:
+        """Wake the waiter by a change; without one by the news that some may have been missed."""
+        self._changes.append(change)
         self._changed.set()
 
 
@@ -85,40 +140,67 @@ class Changes:
                 if not self._waiters[request_id]:
                     del self._waiters[request_id]
 
+    def newest(self) -> str:
+        """Return the cursor of the newest change of any record.
+
+        Raises:
+            redis.RedisError: Redis did not answer.
+        """
+        entries: Any = self._redis.xrevrange(self._stream, count=1)
+        return str(entries[0][0]) if entries else "0-0"
+
+    def since(self, request_id: str, cursor: str) -> list[Change] | None:
+        """Return a request's changes after ``cursor``; None where the stream begins later.
+
+        Raises:
+            redis.RedisError: Redis did not answer.
+        """
+        oldest: Any = self._redis.xrange(self._stream, count=1)
+        if not oldest or cursor_order(str(oldest[0][0])) > cursor_order(cursor):
+            return None
+        found: list[Change] = []
+        while True:
+            page: Any = self._redis.xrange(self._stream, f"({cursor}", count=_AT_ONCE)
+            found += [Change.from_entry(*each) for each in page if each[1]["id"] == request_id]
+            if len(page) < _AT_ONCE:
+                return found
+            cursor = page[-1][0]
+
     def _read(self) -> None:
         last: str | None = None
         while not self._stopped.is_set():
             try:
                 if last is None:
-                    last = self._newest()
+                    last = self.newest()
                     # Whatever happened while nobody read is caught up with by looking at the
                     # records.
-                    self._notify(lambda _id, _subscription: True)
+                    self._notify_all()
                 answer: Any = self._redis.xread(
-                    {self._stream: last}, count=1000, block=int(BLOCK_S * 1000)
+                    {self._stream: last}, count=_AT_ONCE, block=int(BLOCK_S * 1000)
                 )
                 for _stream, entries in answer or []:
                     for entry_id, entry in entries:
                         last = entry_id
-                        self._deliver(entry)
+                        self._deliver(Change.from_entry(entry_id, entry))
             except RedisError as error:
                 _logger.warning("the stream of changes can not be read: %s", error)
                 last = None
                 self._stopped.wait(_PAUSE_S)
 
-    def _newest(self) -> str:
-        entries: Any = self._redis.xrevrange(self._stream, count=1)
-        return str(entries[0][0]) if entries else "0-0"
-
-    def _deliver(self, entry: dict[str, str]) -> None:
-        ended = entry["status"] in TERMINAL
-        self._notify(
-            lambda waiting, waiter: waiting == entry["id"] and (ended or not waiter.only_end)
-        )
-
-    def _notify(self, concerned: Callable[[str, Subscription], bool]) -> None:
+    def _deliver(self, change: Change) -> None:
         with self._lock:
-            for request_id, waiters in self._waiters.items():
+            for waiter in self._waiters.get(change.request_id, ()):
+                if change.is_end or not waiter.only_end:
+                    waiter.notify(change)
+
+    def _notify_all(self) -> None:
+        with self._lock:
+            for waiters in self._waiters.values():
                 for waiter in waiters:
-                    if concerned(request_id, waiter):
-                        waiter.notify()
+                    waiter.notify()
+
+
+def cursor_order(cursor: str) -> tuple[int, int]:
+    """Return what orders cursors as the stream does."""
+    moment, _, number = cursor.partition("-")
+    return int(moment), int(number or 0)

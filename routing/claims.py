@@ -7,6 +7,7 @@ for nothing. Does not know the pipeline, nor Celery.
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from redis import Redis
 from routing.keys import Keys
 from routing.lua import Scripts
 from routing.record import Outcome, Request, number_field
+
+_PREVIEW_KEPT_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,19 @@ class Claims:
             number_field(step_s),
         )
         return Signals(cancel=answer[0] == "1", revision=int(answer[1])) if answer else None
+
+    def preview(self, request: Request, step: int, jpeg: bytes) -> None:
+        """Show how a claimed request looks after ``step``; nothing once the claim is lost."""
+        picture = base64.b64encode(jpeg).decode()
+        self._scripts.call(
+            "preview",
+            request.id,
+            request.attempt,
+            request.owner,
+            step,
+            picture,
+            _PREVIEW_KEPT_S,
+        )
 
     def finish(self, request: Request, outcome: Outcome) -> bool:
         """Record how a claimed request ended; False where the claim no longer held."""

@@ -8,6 +8,7 @@ its own; Redis Cluster is not supported, since one script touches several keys.
 key                     type    holds; lifetime
 ======================= ======= ============================================================
 request:{id}            hash    the record, the only truth; ``RETENTION_S`` after its end
+request:{id}:preview    string  newest preview, base64 of a JPEG; to its end, an hour at most
 requests                zset    id by creation time; with the record
 finished                zset    id by time of its end; with the record
 deadlines               zset    waiting id by the moment it must start by; until it does
@@ -42,6 +43,10 @@ class Keys:
     def request(self, request_id: str) -> str:
         """Return the key of a record."""
         return f"{self.prefix}request:{request_id}"
+
+    def preview(self, request_id: str) -> str:
+        """Return the key of a request's newest preview."""
+        return f"{self.prefix}request:{request_id}:preview"
 
     def waiting(self, replica: str) -> str:
         """Return the key of a replica's line of queued requests."""

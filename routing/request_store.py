@@ -145,6 +145,11 @@ class RequestStore:
             raise _unknown(request_id)
         return Request.from_hash(found)
 
+    def preview(self, request_id: str) -> str | None:
+        """Return the newest preview of a running request, base64 of a JPEG; None without one."""
+        found: str | None = self._redis.get(self._keys.preview(request_id))  # type: ignore[assignment]
+        return found
+
     def queue_position(self, request: Request) -> int | None:
         """Return its place in its replica's line, 1 for the next; None unless it waits."""
         if request.status is not Status.QUEUED:

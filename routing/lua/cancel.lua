@@ -11,7 +11,7 @@ if record[1] == 'running' then
     redis.call('HSET', key, 'hidden', '1')
     redis.call('ZREM', prefix .. 'requests', id)
   end
-  announce(id, 'running', record[3])
+  announce('canceling', id, 'running', record[3])
   return {'stopping', record[2], record[3]}
 end
 local answer = 'terminal'

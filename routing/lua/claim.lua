@@ -27,7 +27,7 @@ while true do
     redis.call('HSET', key, 'status', 'running', 'owner', incarnation, 'started_at', now,
       'begun', '1', 'step', '0', 'steps', '0')
     watch_deadline(id)
-    announce(id, 'running', record[4])
+    announce('started', id, 'running', record[4], 'replica', replica)
     return redis.call('HGETALL', key)
   end
 end

@@ -13,5 +13,5 @@ if score ~= '' then
   redis.call('ZADD', waiting_key(record[3]), score, id)
 end
 watch_deadline(id)
-announce(id, status, record[4])
+announce('edited', id, status, record[4])
 return {'edited', record[3], record[4]}

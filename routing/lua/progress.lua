@@ -5,6 +5,7 @@ local record = redis.call('HMGET', key, 'status', 'attempt', 'owner', 'cancel', 
 if record[1] ~= 'running' or record[2] ~= ARGV[2] or record[3] ~= ARGV[3] then return false end
 if record[6] ~= ARGV[4] or record[7] ~= ARGV[5] then
   redis.call('HSET', key, 'step', ARGV[4], 'steps', ARGV[5], 'step_s', ARGV[6])
-  announce(ARGV[1], 'running', ARGV[2])
+  announce('progress', ARGV[1], 'running', ARGV[2],
+    'step', ARGV[4], 'steps', ARGV[5], 'step_s', ARGV[6])
 end
 return {record[4] or '', record[5] or '0'}

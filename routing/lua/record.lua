@@ -3,15 +3,18 @@
 local prefix = KEYS[1]
 
 local function request_key(id) return prefix .. 'request:' .. id end
+local function preview_key(id) return prefix .. 'request:' .. id .. ':preview' end
 local function replica_key(name) return prefix .. 'replica:' .. name end
 local function waiting_key(name) return prefix .. 'replica:' .. name .. ':waiting' end
 local function running_key(name) return prefix .. 'replica:' .. name .. ':running' end
 local function totals_key(name) return prefix .. 'replica:' .. name .. ':totals' end
 local function ready_key(stage) return prefix .. 'stage:' .. stage .. ':ready' end
 
-local function announce(id, status, attempt)
+-- Tells whoever follows the request. `event` is queued, started, progress, preview, edited, canceling or
+-- a terminal status; further name, value pairs belong to it.
+local function announce(event, id, status, attempt, ...)
   redis.call('XADD', prefix .. 'changes', 'MAXLEN', '~', '10000', '*',
-    'id', id, 'status', status, 'attempt', attempt)
+    'event', event, 'id', id, 'status', status, 'attempt', attempt, ...)
 end
 
 -- Keeps the list of waiting requests that must start by a moment; one that has begun once has done so.
@@ -39,7 +42,7 @@ local function forget(id)
   redis.call('ZREM', prefix .. 'requests', id)
   redis.call('ZREM', prefix .. 'finished', id)
   redis.call('ZREM', prefix .. 'deadlines', id)
-  redis.call('DEL', key)
+  redis.call('DEL', key, preview_key(id))
 end
 
 -- The one way into a terminal state. `fields` are further name, value pairs to set with it.
@@ -48,15 +51,16 @@ local function finish(id, status, now, fields)
   local record = redis.call('HMGET', key, 'replica', 'attempt', 'hidden')
   redis.call('ZREM', waiting_key(record[1]), id)
   redis.call('SREM', running_key(record[1]), id)
+  redis.call('DEL', preview_key(id))
   if record[3] == '1' then
-    announce(id, status, record[2])
+    announce(status, id, status, record[2])
     forget(id)
     return
   end
   redis.call('HSET', key, 'status', status, 'finished_at', now, unpack(fields))
   watch_deadline(id)
   redis.call('ZADD', prefix .. 'finished', now, id)
-  announce(id, status, record[2])
+  announce(status, id, status, record[2])
 end
 
 local function failure(code, message, retryable)

@@ -37,9 +37,10 @@ if not target then
 end
 redis.call('ZREM', waiting_key(replica), id)
 redis.call('SREM', running_key(replica), id)
+redis.call('DEL', preview_key(id))
 local next_attempt = redis.call('HINCRBY', key, 'attempt', 1)
 redis.call('HSET', key, 'status', 'queued', 'replica', target, 'owner', '', 'started_at', '',
   'step', '0', 'steps', '0')
 redis.call('ZADD', waiting_key(target), record[7], id)
-announce(id, 'queued', next_attempt)
+announce('queued', id, 'queued', next_attempt, 'replica', target)
 return {'queued', target, tostring(next_attempt)}

@@ -34,5 +34,5 @@ redis.call('ZADD', prefix .. 'requests', now, id)
 redis.call('ZADD', waiting_key(replica), score, id)
 if key ~= '' then redis.call('SET', prefix .. 'idempotency:' .. key, fingerprint .. ' ' .. id) end
 watch_deadline(id)
-announce(id, 'queued', 1)
+announce('queued', id, 'queued', 1, 'replica', replica)
 return {'created', replica}

@@ -15,6 +15,7 @@ CALLS = {
     ("post", "/v1/requests"),
     ("get", "/v1/requests"),
     ("get", "/v1/requests/{request_id}"),
+    ("get", "/v1/requests/{request_id}/events"),
     ("patch", "/v1/requests/{request_id}"),
     ("delete", "/v1/requests/{request_id}"),
     ("post", "/v1/requests/{request_id}/cancel"),
