@@ -16,6 +16,7 @@ from routing.replica import ReplicaState
 
 _MAX_PAGE = 100
 _PAGE = 20
+_LONGEST_DRAIN_S = 86_400
 
 
 def _text(description: str, **more: Any) -> fields.String:
@@ -47,6 +48,19 @@ class ListQuerySchema(Schema):
         metadata={"description": "How many at most."},
     )
     after = _text("Id of the last request of the page before.")
+
+
+class DrainQuerySchema(Schema):
+    """The query of the calls that take a replica out of the rotation."""
+
+    drain_s = fields.Float(
+        validate=validate.Range(0, _LONGEST_DRAIN_S, error=f"is not from 0 to {_LONGEST_DRAIN_S}"),
+        error_messages={"invalid": "is not a number", "special": "is not a number"},
+        metadata={
+            "description": "Seconds that what runs there may go on before it is handed back, at a "
+            "step boundary, to another replica. By default the setting DRAIN_S."
+        },
+    )
 
 
 class ProgressSchema(Schema):

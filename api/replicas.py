@@ -9,7 +9,7 @@ from typing import Any
 
 from flask_smorest import Blueprint
 
-from api.objects import ReplicaListSchema, ReplicaObjectSchema
+from api.objects import DrainQuerySchema, ReplicaListSchema, ReplicaObjectSchema
 from api.presentation import list_object, replica_object
 from api.service import current_service
 
@@ -32,10 +32,28 @@ def replica(name: str) -> dict[str, Any]:
 
 
 @blueprint.route("/v1/replicas/<name>/drain", methods=["POST"])
+@blueprint.arguments(DrainQuerySchema, location="query", unknown="raise")
 @blueprint.response(200, ReplicaObjectSchema)
-def drain(name: str) -> dict[str, Any]:
-    """Take a replica out of the rotation; what runs there ends there, what waits moves on."""
-    return replica_object(current_service().router.drain(name))
+def drain(query: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take a replica out of the rotation, until it is resumed.
+
+    What waits there moves on at once; what runs there may end there within drain_s, and is then
+    handed back for another attempt on another replica.
+    """
+    return replica_object(current_service().router.drain(name, _drain_s(query)))
+
+
+@blueprint.route("/v1/replicas/<name>/restart", methods=["POST"])
+@blueprint.arguments(DrainQuerySchema, location="query", unknown="raise")
+@blueprint.response(
+    202, ReplicaObjectSchema, description="It drains, ends, and is started by its supervisor."
+)
+def restart(query: dict[str, Any], name: str) -> dict[str, Any]:
+    """Drain a replica and have its process end, to be started again by whoever supervises it.
+
+    The new process joins the rotation by itself, unless the replica is drained.
+    """
+    return replica_object(current_service().router.restart(name, _drain_s(query)))
 
 
 @blueprint.route("/v1/replicas/<name>/resume", methods=["POST"])
@@ -43,3 +61,8 @@ def drain(name: str) -> dict[str, Any]:
 def resume(name: str) -> dict[str, Any]:
     """Let a replica back into the rotation."""
     return replica_object(current_service().router.resume(name))
+
+
+def _drain_s(query: dict[str, Any]) -> float:
+    seconds: float = query.get("drain_s", current_service().settings.drain_s)
+    return seconds

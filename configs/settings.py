@@ -39,7 +39,7 @@ class Settings:
         heartbeat_s: Time between two marks of life of a replica.
         heartbeat_expiry_s: Age of the last mark at which a replica counts as dead.
         sweep_s: Time between two failover sweeps.
-        drain_s: How long a stopping replica works on before it hands its requests back.
+        drain_s: How long a stopping or drained replica works on before it hands its requests back.
         stuck_after_s: A replica in which no step moved for so long is ended, to be started anew.
         max_attempts: Crashes that a request may be in flight in before it is failed.
         priority_age_s: Waiting time after which a request is treated as one priority higher.

@@ -13,7 +13,8 @@ requests                zset    id by creation time; with the record
 finished                zset    id by time of its end; with the record
 deadlines               zset    waiting id by the moment it must start by; until it does
 idempotency:{key}       string  "fingerprint id" of a submit; with the record
-replica:{name}          hash    the last heartbeat; an hour after the replica was last seen
+replica:{name}          hash    the last heartbeat and what an operator wants of the replica; an
+                                hour after it was last seen
 replica:{name}:waiting  zset    queued ids by their place in the line; empty is no key
 replica:{name}:running  set     ids the replica has claimed; empty is no key
 replica:{name}:totals   hash    completed, failed, restarts; with the replica

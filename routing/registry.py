@@ -19,18 +19,48 @@ from redis import Redis
 from routing.keys import Keys
 from routing.lua import Scripts
 from routing.parameters import Abilities
-from routing.replica import Heartbeat, Replica, ReplicaState, heartbeat_fields, read_replica
+from routing.replica import (
+    Heartbeat,
+    Replica,
+    ReplicaState,
+    Wish,
+    heartbeat_fields,
+    read_replica,
+)
 
 FORGET_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """An operator's word that a replica is to take nothing more.
+
+    Attributes:
+        told_at: Tells one such word from the next; of a clock that is not the replica's.
+        seconds: How long what runs may go on, from when the replica hears of it.
+        ends: Whether its process is to end then, to be started again.
+    """
+
+    told_at: str
+    seconds: float
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
-    """What a heartbeat is answered with: the state that holds, and how many requests wait."""
+    """What a heartbeat is answered with.
+
+    Attributes:
+        state: The state that holds.
+        waiting: Requests in its line.
+        superseded: Whether the name belongs to a newer process.
+        drain: What an operator wants of it, if anything.
+    """
 
     state: ReplicaState
     waiting: int
     superseded: bool = False
+    drain: Drain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +106,9 @@ class Registry:
         )
         if answer[0] == "superseded":
             return Standing(ReplicaState.GONE, 0, superseded=True)
-        return Standing(ReplicaState(answer[0]), int(answer[1]))
+        state, waiting, told_at, seconds, ends = answer
+        drain = Drain(told_at, float(seconds), ends == "1") if told_at else None
+        return Standing(ReplicaState(state), int(waiting), drain=drain)
 
     def publish_model(self, model: Model) -> None:
         """Say what a loaded model can do, for the door's checks."""
@@ -92,9 +124,14 @@ class Registry:
             for name, value in found.items()
         }
 
-    def set_drained(self, name: str, *, drained: bool) -> bool:
-        """Take a replica out of the rotation, or let it back in; False for an unknown name."""
-        return bool(self._scripts.call("drain", name, "1" if drained else "0", self._clock()))
+    def ask(self, name: str, wish: Wish, drain_s: float = 0.0) -> str:
+        """Record what an operator wants of a replica; what runs there may take ``drain_s`` more.
+
+        Returns:
+            ``done``, ``unknown``, or the state in which a replica has no process to restart.
+        """
+        answer: str = self._scripts.call("drain", name, wish, self._clock(), drain_s)
+        return answer
 
     def names(self) -> list[str]:
         """Return all known names, living or not, in the order of their numbers."""

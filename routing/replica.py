@@ -22,6 +22,14 @@ class ReplicaState(StrEnum):
     GONE = "gone"
 
 
+class Wish(StrEnum):
+    """What an operator may want of a replica."""
+
+    DRAIN = "drain"
+    RESTART = "restart"
+    RESUME = "resume"
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """What a replica says of itself, about once a second.

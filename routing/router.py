@@ -16,7 +16,7 @@ from typing import Self
 
 from redis import Redis
 
-from configs.errors import NotFound, QueueFull, StoreUnavailable
+from configs.errors import Conflict, NotFound, QueueFull, StoreUnavailable
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
@@ -24,7 +24,7 @@ from routing.output_store import OutputStore
 from routing.parameters import Parameters
 from routing.record import Priority, Request, Status
 from routing.registry import Registry
-from routing.replica import Replica, ReplicaState
+from routing.replica import Replica, ReplicaState, Wish
 from routing.request_store import CancelAnswer, RequestStore, Submission
 
 _UNKNOWN_ROOM_S = 5.0
@@ -122,13 +122,26 @@ class Router:
             self._tell(request)
         self.outputs.remove(request_id)
 
-    def drain(self, name: str) -> Replica:
+    def drain(self, name: str, drain_s: float) -> Replica:
         """Take a replica out of the rotation and move what waits there to the others.
+
+        What runs there may go on for ``drain_s`` seconds and is then handed back.
 
         Raises:
             NotFound: There is no such replica.
         """
-        self._set_drained(name, drained=True)
+        self._ask(name, Wish.DRAIN, drain_s)
+        self.move_waiting(name)
+        return self.replica(name)
+
+    def restart(self, name: str, drain_s: float) -> Replica:
+        """Drain a replica and have its process end; whoever supervises it starts it again.
+
+        Raises:
+            NotFound: There is no such replica.
+            Conflict: It has no process that could end: it is loading, failed or gone.
+        """
+        self._ask(name, Wish.RESTART, drain_s)
         self.move_waiting(name)
         return self.replica(name)
 
@@ -138,7 +151,10 @@ class Router:
         Raises:
             NotFound: There is no such replica.
         """
-        self._set_drained(name, drained=False)
+        self._ask(name, Wish.RESUME)
+        for request in self.claims.waiting_at(name):
+            # While it was drained it has taken the wake-ups of these, and left them where they are.
+            self.broker.wake(name, request.id, request.attempt)
         return self.replica(name)
 
     def move_waiting(self, name: str) -> int:
@@ -165,9 +181,16 @@ class Router:
         seconds = min(step_s) * new.parameters.num_inference_steps
         return min(max(1.0, seconds), _LONGEST_ROOM_S)
 
-    def _set_drained(self, name: str, *, drained: bool) -> None:
-        if not self.registry.set_drained(name, drained=drained):
+    def _ask(self, name: str, wish: Wish, drain_s: float = 0.0) -> None:
+        answer = self.registry.ask(name, wish, drain_s)
+        if answer == "unknown":
             raise _no_replica(name, self.registry.names())
+        if answer != "done":
+            raise Conflict(
+                f"{name} is {answer}: there is no process of it that could end and be started "
+                "again; wait until it is ready.",
+                param="name",
+            )
         node = self._node(name)
         if node:
             self.broker.beat(node)

@@ -13,14 +13,36 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from routing.registry import Registry, Standing
+from routing.registry import Drain, Registry, Standing
 from routing.replica import Heartbeat as Mark
 from routing.replica import ReplicaState
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reactions:
+    """What a heartbeat asks its replica, and what it has it do.
+
+    Attributes:
+        stuck: Asked before each beat; the beat after a True is the last, and ends the process.
+        has_room: Whether the replica could take another request now.
+        wake: Called when requests waited while there was room, at two beats in a row.
+        return_strays: Called after each beat; may raise RedisError.
+        heed: Called after each beat with what an operator wants of the replica.
+        superseded: Called once when a newer process has taken the replica's name.
+    """
+
+    stuck: Callable[[], bool]
+    has_room: Callable[[], bool]
+    wake: Callable[[], None]
+    return_strays: Callable[[], None]
+    heed: Callable[[Drain | None], None]
+    superseded: Callable[[], None]
 
 
 class Heartbeat:
@@ -31,33 +53,13 @@ class Heartbeat:
         registry: Registry,
         mark: Callable[[], Mark],
         every_s: float,
-        *,
-        has_room: Callable[[], bool],
-        wake: Callable[[], None],
-        superseded: Callable[[], None],
-        stuck: Callable[[], bool],
-        return_strays: Callable[[], None],
+        reactions: Reactions,
     ) -> None:
-        """Write nothing before :meth:`start`.
-
-        Args:
-            registry: Where the mark goes.
-            mark: Returns what to write.
-            every_s: Seconds between two marks.
-            has_room: Whether the replica could take another request now.
-            wake: Called when requests waited while there was room, at two beats in a row.
-            superseded: Called once when a newer process has taken the replica's name.
-            stuck: Asked before each beat; the beat after a True is the last, and ends the process.
-            return_strays: Called after each beat; may raise RedisError.
-        """
+        """Write to ``registry``, and nothing before :meth:`start`."""
         self._registry = registry
         self._mark = mark
         self._every_s = every_s
-        self._has_room = has_room
-        self._wake = wake
-        self._superseded = superseded
-        self._stuck = stuck
-        self._return_strays = return_strays
+        self._replica = reactions
         self._idle_beats = 0
         self._now = threading.Event()
         self._stopped = threading.Event()
@@ -88,7 +90,7 @@ class Heartbeat:
             self._now.wait(self._every_s)
             self._now.clear()
             if not self._stopped.is_set():
-                stuck = self._stuck()
+                stuck = self._replica.stuck()
                 self._beat()
                 if stuck:
                     # A thread that hangs in a kernel can not be ended in any gentler way.
@@ -98,20 +100,25 @@ class Heartbeat:
         try:
             standing = self._registry.beat(self._mark())
             if not standing.superseded:
-                self._return_strays()
+                self._replica.return_strays()
         except RedisError as error:
             _logger.warning("the heartbeat was not recorded: %s", error)
             return
         if standing.superseded:
             self._stopped.set()
-            self._superseded()
+            self._replica.superseded()
         else:
+            self._replica.heed(standing.drain)
             self._look_for_lost(standing)
 
     def _look_for_lost(self, standing: Standing) -> None:
-        idle = standing.state is ReplicaState.READY and standing.waiting > 0 and self._has_room()
+        idle = (
+            standing.state is ReplicaState.READY
+            and standing.waiting > 0
+            and self._replica.has_room()
+        )
         self._idle_beats = self._idle_beats + 1 if idle else 0
         if self._idle_beats >= 2:
             _logger.info("%d requests wait while there is room; waking up", standing.waiting)
             self._idle_beats = 0
-            self._wake()
+            self._replica.wake()

@@ -23,11 +23,11 @@ from configs.settings import Settings
 from configs.stages import ReplicaPlan
 from routing.claims import Claims
 from routing.connection import connect
-from routing.registry import Model
+from routing.registry import Drain, Model
 from routing.replica import Heartbeat as Mark
 from routing.replica import ReplicaState
 from routing.router import Router
-from workers.heartbeat import Heartbeat
+from workers.heartbeat import Heartbeat, Reactions
 from workers.reporter import Reporter
 from workers.run import Stop
 
@@ -69,6 +69,9 @@ class Replica:
         self._state = ReplicaState.LOADING
         self._error: str | None = None
         self._stopping = False
+        self._drain: Drain | None = None
+        self._drain_s = settings.drain_s
+        self._hand_back_at = 0.0
         self._process = psutil.Process()
         redis = connect(settings.redis_url)
         self._router = Router.open(settings, redis)
@@ -78,11 +81,14 @@ class Replica:
             self._router.registry,
             self._mark,
             settings.heartbeat_s,
-            has_room=self._has_room,
-            wake=self._wake_self,
-            superseded=self._superseded,
-            stuck=self._is_stuck,
-            return_strays=self._return_strays,
+            Reactions(
+                stuck=self._is_stuck,
+                has_room=self._has_room,
+                wake=self._wake_self,
+                return_strays=self._return_strays,
+                heed=self._heed,
+                superseded=self._superseded,
+            ),
         )
         self._reporter = Reporter(
             self._claims,
@@ -157,18 +163,18 @@ class Replica:
         self._heartbeat.beat_now()
 
     def stop(self) -> None:
-        """Begin to end: leave the rotation now, hand what runs back after ``DRAIN_S`` seconds.
+        """Begin to end: leave the rotation now, hand what runs back after its time to drain.
 
         Called in a signal handler: it only sets flags and starts a timer.
         """
+        # A second signal is somebody in more of a hurry than the operator was.
+        drain_s, self._drain_s = self._drain_s, self._settings.drain_s
         self._stopping = True
         self._state = ReplicaState.DRAINING
         self._heartbeat.beat_now()
         if self._runner is not None:
             self._runner.closed.set()
-            timer = threading.Timer(
-                self._settings.drain_s, self._runner.stop_all, args=(Stop.HAND_BACK,)
-            )
+            timer = threading.Timer(drain_s, self._runner.stop_all, args=(Stop.HAND_BACK,))
             timer.daemon = True
             timer.start()
 
@@ -191,6 +197,22 @@ class Replica:
     def _return_strays(self) -> None:
         if self._runner is not None:
             self._runner.return_strays()
+
+    def _heed(self, drain: Drain | None) -> None:
+        """Do what an operator wants: hand back what runs in time, and end if that is the wish."""
+        if drain is None or self._runner is None or self._stopping:
+            self._drain = None
+            return
+        if drain != self._drain:
+            self._drain = drain
+            self._hand_back_at = time.monotonic() + drain.seconds
+            _logger.info("%s drains; what runs may take %g s more", self.plan.name, drain.seconds)
+        if drain.ends:
+            _logger.warning("%s ends as it was told, to be started again", self.plan.name)
+            self._stopping, self._drain_s = True, drain.seconds
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif time.monotonic() >= self._hand_back_at:
+            self._runner.hand_back_all()
 
     def _superseded(self) -> None:
         _logger.critical("another process has become %s; this one ends", self.plan.name)

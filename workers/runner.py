@@ -84,6 +84,11 @@ class Runner:
         for run in list(self.runs.values()):
             run.stop(why)
 
+    def hand_back_all(self) -> None:
+        """Have every run end at its next step, for another replica; more may be taken after."""
+        for run in list(self.runs.values()):
+            run.stop(Stop.HAND_BACK)
+
     def return_strays(self) -> None:
         """Hand back what the records say runs here and does not: a claim whose answer got lost.
 

@@ -1,6 +1,8 @@
 -- A replica says that it lives. ARGV: name, incarnation, stage, state, now, expires at, then further
 -- name, value pairs of the heartbeat. A later incarnation sorts after an earlier one.
--- Returns {state it is in now, requests waiting in its line}, or {'superseded', incarnation}.
+-- Returns {state it is in now, requests waiting in its line, when it was last told to drain ('' = it is
+-- not), seconds that what runs may still take, '1' where this process is to end}, or
+-- {'superseded', incarnation}.
 local name, incarnation, stage, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now, expires_at = ARGV[5], ARGV[6]
 local key = replica_key(name)
@@ -12,7 +14,10 @@ if known ~= incarnation then
   if former_stage then redis.call('ZREM', ready_key(former_stage), name) end
 end
 if state == 'ready' then redis.call('HDEL', key, 'error') end
-if state == 'ready' and redis.call('SISMEMBER', prefix .. 'drained', name) == 1 then state = 'draining' end
+local wish = redis.call('HMGET', key, 'restart', 'drain_at', 'drain_s')
+local restarts = wish[1] == incarnation
+local drains = restarts or redis.call('SISMEMBER', prefix .. 'drained', name) == 1
+if state == 'ready' and drains then state = 'draining' end
 redis.call('HSET', key, 'name', name, 'incarnation', incarnation, 'stage', stage, 'state', state,
   'beat_at', now, unpack(ARGV, 7))
 redis.call('ZADD', prefix .. 'replicas', expires_at, name)
@@ -21,4 +26,5 @@ if state == 'ready' then
 else
   redis.call('ZREM', ready_key(stage), name)
 end
-return {state, tostring(redis.call('ZCARD', waiting_key(name)))}
+return {state, tostring(redis.call('ZCARD', waiting_key(name))), drains and wish[2] or '', wish[3] or '',
+  restarts and '1' or ''}

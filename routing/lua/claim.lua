@@ -1,10 +1,11 @@
 -- A replica takes the first request of its line. ARGV: replica, incarnation, now.
 -- Returns the record as name, value pairs, or false where nothing waits, the replica was taken out of
--- the rotation by hand, or its name now belongs to a newer process. A request that was running in a
+-- the rotation by hand or is to end, or its name now belongs to a newer process. A request that was running in a
 -- crash runs alone, so that the next crash can blame only it: 'alone' where that forbids a claim now.
 local replica, incarnation, now = ARGV[1], ARGV[2], ARGV[3]
 
-if redis.call('HGET', replica_key(replica), 'incarnation') ~= incarnation then return false end
+local known = redis.call('HMGET', replica_key(replica), 'incarnation', 'restart')
+if known[1] ~= incarnation or known[2] == incarnation then return false end
 if redis.call('SISMEMBER', prefix .. 'drained', replica) == 1 then return false end
 local running = redis.call('SMEMBERS', running_key(replica))
 for _, id in ipairs(running) do

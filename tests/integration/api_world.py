@@ -20,7 +20,7 @@ from api.service import Service, service_of
 from configs.settings import Settings
 from routing.parameters import Abilities
 from routing.record import Failure, Outcome, Output, Request, Status, Timings
-from routing.registry import Model
+from routing.registry import Model, Standing
 from routing.replica import Heartbeat, ReplicaState
 
 MODEL = "tiny"
@@ -47,7 +47,7 @@ class PlayedReplica:
         self.service = service
         self.incarnation = f"{next(_serial):08d}"
 
-    def beat(self, state: ReplicaState = ReplicaState.READY, **changes: Any) -> None:
+    def beat(self, state: ReplicaState = ReplicaState.READY, **changes: Any) -> Standing:
         values: dict[str, Any] = {
             "name": self.name,
             "incarnation": self.incarnation,
@@ -61,7 +61,7 @@ class PlayedReplica:
             "device_kind": "cpu",
             "started_at": 1_800_000_000.0,
         }
-        self.service.router.registry.beat(Heartbeat(**{**values, **changes}))
+        return self.service.router.registry.beat(Heartbeat(**{**values, **changes}))
 
     def load(self, abilities: Abilities = ABILITIES) -> PlayedReplica:
         """Become ready, as a real one does once its pipeline is loaded."""

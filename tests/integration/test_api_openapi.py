@@ -24,6 +24,7 @@ CALLS = {
     ("get", "/v1/replicas/{name}"),
     ("post", "/v1/replicas/{name}/drain"),
     ("post", "/v1/replicas/{name}/resume"),
+    ("post", "/v1/replicas/{name}/restart"),
     ("get", "/v1/models"),
     ("get", "/health"),
     ("get", "/ready"),
@@ -90,6 +91,7 @@ def test_answers_are_as_the_spec_says(door: Door, replica: PlayedReplica, spec: 
     check(door.get("/v1/replicas"), "get", "/v1/replicas", 200)
     check(door.get("/v1/replicas/replica0"), "get", "/v1/replicas/{name}", 200)
     check(door.post("/v1/replicas/replica0/drain"), "post", "/v1/replicas/{name}/drain", 200)
+    check(door.post("/v1/replicas/replica0/restart"), "post", "/v1/replicas/{name}/restart", 202)
     check(door.get("/ready"), "get", "/ready", 503)
     check(door.post("/v1/replicas/replica0/resume"), "post", "/v1/replicas/{name}/resume", 200)
     check(door.get("/v1/models"), "get", "/v1/models", 200)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from routing.replica import ReplicaState
-from tests.integration.api_world import Door, PlayedReplica, body_of, error_of
+from tests.integration.api_world import Door, PlayedReplica, body_of, error_of, wrong_fields
 
 
 def test_replicas_are_listed_by_number_with_their_work(door: Door, replica: PlayedReplica) -> None:
@@ -46,6 +46,7 @@ def test_an_unknown_replica_is_404(door: Door, replica: PlayedReplica) -> None:
         door.get("/v1/replicas/replica9"),
         door.post("/v1/replicas/replica9/drain"),
         door.post("/v1/replicas/replica9/resume"),
+        door.post("/v1/replicas/replica9/restart"),
     ):
         assert answer.status_code == 404
         assert "known are replica0" in error_of(answer)["message"]
@@ -73,6 +74,65 @@ def test_a_drained_replica_gets_nothing_until_it_is_resumed(
     resumed = door.post("/v1/replicas/replica0/resume")
     assert (resumed.status_code, body_of(resumed)["state"]) == (200, "ready")
     assert {door.submitted()["replica"] for _ in range(4)} == {replica.name, other.name}
+
+
+def test_a_restart_takes_one_process_out_and_the_next_one_joins(
+    door: Door, replica: PlayedReplica
+) -> None:
+    other = door.replica("replica1").load()
+    waiting = door.submitted()
+    asked = door.post("/v1/replicas/replica0/restart?drain_s=90")
+    assert (asked.status_code, body_of(asked)["state"]) == (202, "draining")
+    assert body_of(door.get(f"/v1/requests/{waiting['id']}"))["replica"] == other.name
+    wish = replica.beat().drain
+    assert wish is not None
+    assert (wish.seconds, wish.ends) == (90.0, True)
+    assert {door.submitted()["replica"] for _ in range(3)} == {other.name}
+    replica.beat(ReplicaState.DRAINING, stopping=True)
+    replica.beat(ReplicaState.GONE)
+    after = door.replica("replica0")
+    assert after.beat(ReplicaState.LOADING).drain is None
+    assert after.beat().state is ReplicaState.READY
+    assert {door.submitted()["replica"] for _ in range(2)} == {replica.name, other.name}
+
+
+def test_a_drained_replica_stays_drained_over_a_restart(door: Door, replica: PlayedReplica) -> None:
+    door.post("/v1/replicas/replica0/drain")
+    first = replica.beat().drain
+    assert first is not None
+    assert not first.ends
+    assert first.seconds == door.service.settings.drain_s
+    door.post("/v1/replicas/replica0/restart")
+    after = door.replica("replica0")
+    assert after.beat().state is ReplicaState.DRAINING
+    door.post("/v1/replicas/replica0/resume")
+    standing = after.beat()
+    assert (standing.state, standing.drain) == (ReplicaState.READY, None)
+
+
+def test_a_restart_that_is_called_off_before_it_was_heard_is_none(
+    door: Door, replica: PlayedReplica
+) -> None:
+    door.post("/v1/replicas/replica0/restart")
+    assert body_of(door.post("/v1/replicas/replica0/resume"))["state"] == "ready"
+    assert replica.beat().drain is None
+
+
+def test_what_has_no_process_can_not_be_restarted(door: Door, replica: PlayedReplica) -> None:
+    for state in (ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.GONE):
+        replica.beat(state)
+        refused = door.post("/v1/replicas/replica0/restart")
+        assert refused.status_code == 409
+        assert f"replica0 is {state}" in error_of(refused)["message"]
+
+
+def test_a_drain_time_that_is_no_time_is_refused(door: Door, replica: PlayedReplica) -> None:
+    for given in ("-1", "soon", "nan", "90000"):
+        for call in ("drain", "restart"):
+            answer = door.post(f"/v1/replicas/replica0/{call}?drain_s={given}")
+            assert "drain_s" in wrong_fields(answer)
+    assert "drain" in wrong_fields(door.post("/v1/replicas/replica0/drain?drain=1"))
+    assert body_of(door.get("/v1/replicas/replica0"))["state"] == "ready"
 
 
 def test_models_are_listed_as_openai_does_with_what_they_can_do(door: Door) -> None:

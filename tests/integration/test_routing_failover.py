@@ -114,7 +114,7 @@ def test_draining_moves_what_waits_and_keeps_what_runs(world: World) -> None:
     running, waiting = world.submit(), world.submit()
     assert world.claim("replica0") is not None
     world.start("replica1")
-    drained = world.router.drain("replica0")
+    drained = world.router.drain("replica0", 5)
     assert drained.state is ReplicaState.DRAINING
     assert world.get(running.id).status is Status.RUNNING
     assert world.get(waiting.id).replica == "replica1"
@@ -127,7 +127,7 @@ def test_draining_moves_what_waits_and_keeps_what_runs(world: World) -> None:
 def test_a_drained_replica_starts_nothing_even_where_it_is_the_only_one(world: World) -> None:
     world.start("replica0")
     request = world.submit()
-    world.router.drain("replica0")
+    world.router.drain("replica0", 5)
     assert world.claim("replica0") is None
     world.router.resume("replica0")
     claimed = world.claim("replica0")

@@ -16,6 +16,7 @@ from redis import Redis
 from configs.errors import Conflict, NotFound
 from configs.settings import Settings
 from routing.record import Failure, Outcome, Output, Priority, Request, Status
+from routing.replica import Wish
 from tests.integration.routing_world import World, parameters
 
 REPLICAS = ("replica0", "replica1", "replica2")
@@ -131,9 +132,9 @@ class RecordMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(REPLICAS))
     def drain_and_resume(self, name: str) -> None:
-        self.world.router.registry.set_drained(name, drained=True)
+        self.world.router.registry.ask(name, Wish.DRAIN)
         assert self.world.claim(name) is None
-        self.world.router.registry.set_drained(name, drained=False)
+        self.world.router.registry.ask(name, Wish.RESUME)
 
     def _key(self, request_id: str) -> str:
         return f"{self.world.settings.redis_prefix}request:{request_id}"
