@@ -14,7 +14,7 @@ from typing import Any, Final
 from api.catalog import ServedModel
 from configs.errors import FieldError
 from configs.settings import Settings
-from routing.parameters import TEXT_TO_IMAGE, Abilities, Parameters
+from routing.parameters import FROM_IMAGE_TASKS, INPAINT, TEXT_TO_IMAGE, Abilities, Parameters
 
 MAX_SEED: Final = 2**63 - 1
 _DRAWN_SEEDS: Final = 2**32
@@ -59,6 +59,7 @@ class ParameterChecks:
         found = (
             *self._texts(),
             *self._choices(),
+            *self._inputs(),
             *self._size(),
             *self._numbers(),
             *self._seed(),
@@ -98,6 +99,13 @@ class ParameterChecks:
             yield FieldError(
                 "output_compression", "is for jpeg and webp; png is always without loss"
             )
+
+    def _inputs(self) -> Iterator[FieldError]:
+        task = self.values["task"]
+        if task in FROM_IMAGE_TASKS and not self.values.get("image"):
+            yield FieldError("image", f"is missing, and {task} needs one", "missing")
+        if task == INPAINT and not self.values.get("mask_image"):
+            yield FieldError("mask_image", f"is missing, and {task} needs one", "missing")
 
     def _size(self) -> Iterator[FieldError]:
         multiple = self.model.abilities.size_multiple

@@ -195,6 +195,12 @@ class OutputWriteFailed(GenerationError):
     retryable = True
 
 
+class InputUnavailable(GenerationError):
+    """Raised when an input image of a request can not be read when it is to run."""
+
+    code = "input_unavailable"
+
+
 class NonFiniteOutput(GenerationError):
     """Raised when the pipeline gives NaN or infinity instead of an image."""
 

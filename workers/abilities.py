@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import ModelLoadFailed
-from routing.parameters import TEXT_TO_IMAGE, Abilities
+from routing.parameters import FROM_IMAGE_TASKS, Abilities
+from workers.pipeline_tasks import arguments_of, task_classes
 from workers.prompt_limit import max_prompt_tokens
 
 _USUAL_SCHEDULERS = (
@@ -27,20 +28,29 @@ _USUAL_SCHEDULERS = (
     "KDPM2DiscreteScheduler",
     "KDPM2AncestralDiscreteScheduler",
 )
+# Of a video, where nothing says what the model was trained for.
+DEFAULT_FPS = 16.0
 # Models distilled for these give noise with any other.
 _DISTILLED_SCHEDULERS = {"LCMScheduler", "TCDScheduler"}
 # GLM-Image checks for two patches; no attribute says so.
 _PATCHES_PER_TOKEN = {"GlmImagePipeline": 2}
+# Editing models that read several images at once; no attribute says so, nor how many are sensible.
+_SEVERAL_IMAGES = {"QwenImageEditPlusPipeline": 3, "Flux2Pipeline": 10, "Flux2KleinPipeline": 4}
 
 
 def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
     """Return what `pipe` can do; the stage's `default_sampling_params` come before its own.
 
     Raises:
-        ModelLoadFailed: When the pipeline does not make images from text alone.
+        ModelLoadFailed: When the pipeline does nothing that is served here.
     """
-    taken = inspect.signature(type(pipe).__call__).parameters
-    tasks = _tasks(pipe, taken)
+    classes = task_classes(pipe)
+    taken = arguments_of(type(pipe))
+    strengths = [
+        arguments_of(found)["strength"].default
+        for found in classes.values()
+        if "strength" in arguments_of(found)
+    ]
     multiple = size_multiple(pipe)
     width, height = _default_size(pipe, multiple)
     steps = defaults.get("num_inference_steps") or _default(taken, "num_inference_steps") or 50
@@ -51,7 +61,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
                 f" as {type(pipe).__name__} needs it"
             )
     return Abilities(
-        tasks=tasks,
+        tasks=tuple(classes),
         size_multiple=multiple,
         default_width=int(defaults.get("width") or width),
         default_height=int(defaults.get("height") or height),
@@ -62,7 +72,16 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         true_cfg_scale="true_cfg_scale" in taken,
         schedulers=_schedulers(pipe.scheduler),
         max_prompt_tokens=max_prompt_tokens(pipe),
+        max_images=_max_images(classes),
+        strength=bool(strengths),
+        default_strength=strengths[0] if strengths else None,
     )
+
+
+def _max_images(classes: Mapping[str, Any]) -> int:
+    if not FROM_IMAGE_TASKS & classes.keys():
+        return 0
+    return max(_SEVERAL_IMAGES.get(found.__name__, 1) for found in classes.values())
 
 
 def size_multiple(pipe: Any) -> int:
@@ -100,7 +119,7 @@ def _denoiser(pipe: Any) -> Any:
 
 def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
     """Width and height that the pipeline takes when it is told none, in pixels."""
-    taken = inspect.signature(type(pipe).__call__).parameters
+    taken = arguments_of(type(pipe))
     width, height = _default(taken, "width"), _default(taken, "height")
     if isinstance(width, int) and isinstance(height, int):
         return width, height
@@ -124,32 +143,6 @@ def _default(taken: Mapping[str, inspect.Parameter], name: str) -> Any:
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return None
     return parameter.default
-
-
-def _tasks(pipe: Any, taken: Mapping[str, Any]) -> tuple[str, ...]:
-    name = type(pipe).__name__
-    schedulers = [part for part in pipe.components.values() if hasattr(part, "set_timesteps")]
-    if len(schedulers) != 1:
-        raise ModelLoadFailed(
-            f"{name} has {len(schedulers)} noise schedulers; pipelines with one are served"
-        )
-    enough = taken.keys() >= {"prompt", "width", "height"} and _image_is_optional(pipe, taken)
-    more = taken.keys() & {"num_frames", "control_image", "mask_image"}
-    if not enough or more or "controlnet" in pipe.components:
-        raise ModelLoadFailed(
-            f"{name} does not make images from text alone; only text-to-image pipelines are served"
-        )
-    return (TEXT_TO_IMAGE,)
-
-
-def _image_is_optional(pipe: Any, taken: Mapping[str, Any]) -> bool:
-    if "image" not in taken:
-        return True
-    # Image-to-image pipelines too declare `image=None` and raise when it is missing; the list of
-    # text-to-image ones tells them apart. Imported here, for it imports every family.
-    from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
-
-    return type(pipe) in AUTO_TEXT2IMAGE_PIPELINES_MAPPING.values()
 
 
 def _schedulers(own: Any) -> tuple[str, ...]:

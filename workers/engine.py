@@ -1,4 +1,4 @@
-"""The engine of one replica: a loaded pipeline that turns parameters into images.
+"""The engine of one replica: a loaded pipeline that turns parameters into images or videos.
 
 `generate` may be called from many threads at once: each call runs a shallow copy of the pipeline,
 which shares the weights and has its own noise scheduler; inside their loops they meet at the
@@ -7,23 +7,25 @@ rendezvous and share denoiser calls. Knows no Redis, no Celery, no HTTP and no f
 
 import copy
 import gc
-import inspect
 import logging
 import threading
 from typing import Any, Self
 
 import diffusers
 import torch
+from PIL import Image
 
 from configs.errors import GenerationFailed, OutOfMemory, ServingError
 from configs.stages import ReplicaPlan
-from routing.parameters import Abilities, Parameters
-from workers.abilities import inspect_abilities
+from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from workers.abilities import DEFAULT_FPS, inspect_abilities
 from workers.denoising_run import DenoisingRun
-from workers.generation import Generation, output_warnings, to_images
+from workers.generation import Generation, Video, output_warnings, to_images, to_videos
+from workers.inputs import Inputs
 from workers.observer import Observer, SilentObserver
 from workers.pipeline_arguments import call_arguments, left_out
 from workers.pipeline_loader import is_out_of_memory, load_pipeline, short_cause
+from workers.pipeline_tasks import arguments_of, task_pipelines
 from workers.prompt_limit import cut_warnings, prompt_limits
 from workers.rendezvous import Rendezvous
 
@@ -41,7 +43,6 @@ class Engine:
         """Serve `pipe`, which the engine owns from here on."""
         self.abilities = abilities
         self._pipe = pipe
-        self._taken = frozenset(inspect.signature(type(pipe).__call__).parameters)
         self._limits = prompt_limits(pipe)
         self._turn = threading.Lock()
         self._current = threading.local()
@@ -51,6 +52,8 @@ class Engine:
         self.rendezvous = Rendezvous(denoisers)
         for denoiser in denoisers:
             denoiser.register_forward_pre_hook(self._before_forward)
+        self._pipes = task_pipelines(pipe)
+        self._taken = {task: arguments_of(type(each)) for task, each in self._pipes.items()}
 
     @classmethod
     def load(cls, plan: ReplicaPlan) -> Self:
@@ -63,24 +66,40 @@ class Engine:
         return cls(pipe, inspect_abilities(pipe, plan.stage.default_sampling_params))
 
     def warm_up(self) -> None:
-        """Make one image of the default size in two steps, so that no client gets the slow run.
+        """Make one output of the default size in two steps, so that no client gets the slow run.
+
+        A video has as few frames as can be.
 
         Raises:
             GenerationError: When the model cannot make it; the replica must not become ready.
         """
         abilities = self.abilities
+        task = abilities.tasks[0]
         parameters = Parameters(
             prompt="warm-up",
             seed=0,
+            task=task,
             width=abilities.default_width,
             height=abilities.default_height,
             num_inference_steps=min(abilities.default_steps, 2),
             guidance_scale=abilities.default_guidance_scale if abilities.guidance_scale else None,
+            num_frames=None if abilities.default_frames is None else 1 + abilities.frames_step,
+            fps=abilities.default_fps,
         )
-        self.generate(parameters, SilentObserver())
+        size = (parameters.width, parameters.height)
+        inputs = Inputs(
+            images=(Image.new("RGB", size, "gray"),) if task in FROM_IMAGE_TASKS else (),
+            mask=Image.new("L", size, "white") if task == INPAINT else None,
+        )
+        self.generate(parameters, SilentObserver(), inputs)
 
-    def generate(self, parameters: Parameters, observer: Observer) -> Generation:
-        """Make the images of one request, whose parameters fit the abilities; thread-safe.
+    def generate(
+        self, parameters: Parameters, observer: Observer, inputs: Inputs | None = None
+    ) -> Generation:
+        """Make the outputs of one request, whose parameters fit the abilities; thread-safe.
+
+        `inputs` are the decoded images that the parameters name. Those whose pixels a task starts
+        from are cut to the size of the output; editing models get them as they are.
 
         Output k is made with a generator of its own, on the CPU, seeded with `seed + k`. Alone it
         makes the same bytes each time; beside others it shares denoiser calls, which rounds
@@ -93,7 +112,7 @@ class Engine:
             GenerationFailed: Anything else the pipeline raised; the log has its traceback.
         """
         try:
-            return self._generate(parameters, observer)
+            return self._generate(parameters, observer, inputs or Inputs())
         except ServingError:
             raise
         except Exception as error:
@@ -117,8 +136,9 @@ class Engine:
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
         )
 
-    def _generate(self, parameters: Parameters, observer: Observer) -> Generation:
-        pipe = self._copy_with_scheduler(parameters.scheduler)
+    def _generate(self, parameters: Parameters, observer: Observer, inputs: Inputs) -> Generation:
+        pipe = self._copy_with_scheduler(self._pipe_for(parameters, inputs), parameters.scheduler)
+        arguments = call_arguments(parameters, self._taken[parameters.task], inputs)
         with self.rendezvous.member(alone=parameters.deterministic) as member:
             run = DenoisingRun(
                 pipe, observer, parameters.num_inference_steps, self._turn, member.leave
@@ -129,15 +149,22 @@ class Engine:
                     run.tell()
                     run.warnings += self._prompt_warnings(parameters)
                     try:
-                        output = pipe(**call_arguments(parameters, self._taken))
+                        output = pipe(**arguments)
                     finally:
                         self._restore_vae(run)
             finally:
                 del self._current.run
-        images = to_images(output.images)
+        images: tuple[Image.Image, ...] = ()
+        videos: tuple[Video, ...] = ()
+        if parameters.makes_video:
+            fps = parameters.fps or self.abilities.default_fps or DEFAULT_FPS
+            videos = to_videos(output.frames, fps)
+        else:
+            images = to_images(output.images)
         encode_s, denoise_s, decode_s = run.timings
         return Generation(
             images=images,
+            videos=videos,
             seeds=parameters.seeds(),
             scheduler=type(pipe.scheduler).__name__,
             steps=run.step,
@@ -145,10 +172,20 @@ class Engine:
             denoise_s=denoise_s,
             decode_s=decode_s,
             batch_mean=member.batch_mean,
-            warnings=(*run.warnings, *output_warnings(output, images, parameters)),
+            warnings=(*run.warnings, *output_warnings(output, images or videos, parameters)),
         )
 
-    def _copy_with_scheduler(self, name: str | None) -> Any:
+    def _pipe_for(self, parameters: Parameters, inputs: Inputs) -> Any:
+        task = parameters.task
+        if task not in self._pipes:
+            raise GenerationFailed(f"task: {task} is none of {', '.join(self._pipes)}")
+        if task in FROM_IMAGE_TASKS and not inputs.images:
+            raise GenerationFailed(f"image: {task} needs one")
+        if task == INPAINT and inputs.mask is None:
+            raise GenerationFailed(f"mask_image: {task} needs one")
+        return self._pipes[task]
+
+    def _copy_with_scheduler(self, pipe: Any, name: str | None) -> Any:
         own = self._pipe.scheduler
         if name is None or name == type(own).__name__:
             scheduler = copy.deepcopy(own)
@@ -157,18 +194,19 @@ class Engine:
         else:
             fitting = ", ".join(self.abilities.schedulers)
             raise GenerationFailed(f"scheduler: {name} does not fit the model; {fitting} do")
-        pipe = copy.copy(self._pipe)
+        pipe = copy.copy(pipe)
         # Not by setattr, which would register the scheduler in the configuration.
         pipe.__dict__["scheduler"] = scheduler
         return pipe
 
     def _prompt_warnings(self, parameters: Parameters) -> list[str]:
+        taken = self._taken[parameters.task]
         warnings = [
-            f"{name}: {type(self._pipe).__name__} takes none; it was left out"
-            for name in left_out(parameters, self._taken)
+            f"{name}: {type(self._pipes[parameters.task]).__name__} takes none; it was left out"
+            for name in left_out(parameters, taken)
         ]
         for name in ("prompt", "negative_prompt"):
-            if name in self._taken:
+            if name in taken:
                 warnings += cut_warnings(self._limits, name, getattr(parameters, name))
         return warnings
 
@@ -187,5 +225,7 @@ class Engine:
 def _as_failure(error: Exception, parameters: Parameters) -> GenerationFailed | OutOfMemory:
     if is_out_of_memory(error):
         size = f"{parameters.num_outputs_per_prompt} x {parameters.width}x{parameters.height}"
+        if parameters.num_frames is not None:
+            size += f" with {parameters.num_frames} frames"
         return OutOfMemory(f"too little memory for {size}; ask for a smaller size or fewer outputs")
     return GenerationFailed(f"the pipeline failed: {short_cause(error)}")

@@ -1,9 +1,10 @@
-"""What a run made: the images, and what there is to say about them. Knows no pipeline."""
+"""What a run made: the images or videos, and what there is to say. Knows no pipeline."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import NonFiniteOutput
@@ -11,17 +12,41 @@ from routing.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
+class Video:
+    """Pictures in time.
+
+    Attributes:
+        frames: RGB, `[num_frames, height, width, 3]`.
+        fps: Frames in a second.
+    """
+
+    frames: NDArray[np.uint8]
+    fps: float
+
+    @property
+    def num_frames(self) -> int:
+        """Number of frames."""
+        return int(self.frames.shape[0])
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, pixels."""
+        return int(self.frames.shape[2]), int(self.frames.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """What one request made.
 
     Attributes:
-        images: RGB, in the order of `seeds`.
-        seeds: Seed of each image.
+        images: RGB, in the order of `seeds`; empty where videos were made.
+        videos: In the order of `seeds`; empty where images were made.
+        seeds: Seed of each output.
         scheduler: Name of the noise scheduler that ran.
         steps: Denoising steps run, in calls of the scheduler.
         encode_s: Seconds until the first denoising step, waiting for a turn included.
         denoise_s: Seconds of all steps.
-        decode_s: Seconds from the last step to the images, waiting for a turn included.
+        decode_s: Seconds from the last step to the pixels, waiting for a turn included.
         batch_mean: Mean number of requests that shared its denoiser calls, itself included.
         warnings: Sentences for the client.
     """
@@ -35,27 +60,47 @@ class Generation:
     decode_s: float
     batch_mean: float = 1.0
     warnings: tuple[str, ...] = ()
+    videos: tuple[Video, ...] = ()
 
 
 def to_images(pixels: Any) -> tuple[Image.Image, ...]:
     """Turn `[n, height, width, 3]` floats from 0 to 1 into images; raises NonFiniteOutput."""
-    if not np.isfinite(pixels).all():
-        raise NonFiniteOutput(
-            "the autoencoder gave NaN or infinity; another dtype (bfloat16 or float32) may help"
-        )
-    return tuple(Image.fromarray(each) for each in (pixels * 255).round().astype(np.uint8))
+    return tuple(Image.fromarray(each) for each in _to_bytes(pixels))
+
+
+def to_videos(pixels: Any, fps: float) -> tuple[Video, ...]:
+    """Turn `[n, num_frames, height, width, 3]` floats from 0 to 1 into videos.
+
+    Raises:
+        NonFiniteOutput: NaN or infinity is among them.
+    """
+    return tuple(Video(_to_bytes(each), fps) for each in pixels)
 
 
 def output_warnings(
-    output: Any, images: tuple[Image.Image, ...], parameters: Parameters
+    output: Any, made: tuple[Image.Image, ...] | tuple[Video, ...], parameters: Parameters
 ) -> list[str]:
     """Return sentences where the output is not what was asked for."""
     warnings = []
     asked = (parameters.width, parameters.height)
-    if images[0].size != asked:
-        made = "x".join(map(str, images[0].size))
-        warnings.append(f"the size is {made}, for the pipeline cannot make {asked[0]}x{asked[1]}")
+    if made[0].size != asked:
+        size = "x".join(map(str, made[0].size))
+        warnings.append(f"the size is {size}, for the pipeline cannot make {asked[0]}x{asked[1]}")
+    frames = getattr(made[0], "num_frames", None)
+    if frames != parameters.num_frames and frames is not None:
+        warnings.append(
+            f"there are {frames} frames, for the pipeline cannot make {parameters.num_frames}"
+        )
     for index, flagged in enumerate(output.get("nsfw_content_detected") or ()):
         if flagged:
             warnings.append(f"output {index} was blacked out by the safety checker of the model")
     return warnings
+
+
+def _to_bytes(pixels: Any) -> NDArray[np.uint8]:
+    if not np.isfinite(pixels).all():
+        raise NonFiniteOutput(
+            "the autoencoder gave NaN or infinity; another dtype (bfloat16 or float32) may help"
+        )
+    rounded: NDArray[np.uint8] = (pixels * 255).round().astype(np.uint8)
+    return rounded

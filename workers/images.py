@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from routing.parameters import Parameters
+from routing.parameters import TEXT_TO_IMAGE, Parameters
 
 _QUALITY = {"jpeg": 95, "webp": 90}
 _USER_COMMENT, _EXIF_IFD = 0x9286, 0x8769
@@ -63,12 +63,14 @@ def describe(
 ) -> dict[str, str | int | float]:
     """Return the fields written into a file; what was not asked for is left out."""
     fields: dict[str, str | int | float | None] = {
+        "task": None if parameters.task == TEXT_TO_IMAGE else parameters.task,
         "prompt": parameters.prompt,
         "negative_prompt": parameters.negative_prompt,
         "seed": seed,
         "num_inference_steps": parameters.num_inference_steps,
         "guidance_scale": parameters.guidance_scale,
         "true_cfg_scale": parameters.true_cfg_scale,
+        "strength": parameters.strength,
         "scheduler": scheduler or parameters.scheduler,
         "width": image.width,
         "height": image.height,

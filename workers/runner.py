@@ -25,6 +25,7 @@ from routing.parameters import MEDIA_TYPES
 from routing.record import Failure, Outcome, Output, Request, Status, Timings
 from workers.engine import Engine, Generation
 from workers.images import encode
+from workers.inputs import Inputs
 from workers.observer import Interrupted
 from workers.run import Run, Stop
 
@@ -146,7 +147,8 @@ class Runner:
     def _outcome(self, run: Run) -> Outcome:
         request = run.request
         try:
-            generation = self.engine.generate(request.parameters, run)
+            inputs = Inputs.read(request.parameters, self.outputs.read)
+            generation = self.engine.generate(request.parameters, run, inputs)
             if run.step_s is not None:
                 self.step_s = (
                     run.step_s if self.step_s is None else 0.7 * self.step_s + 0.3 * run.step_s

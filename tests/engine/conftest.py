@@ -12,8 +12,10 @@ from routing.parameters import Parameters
 from workers.abilities import inspect_abilities
 from workers.engine import Engine
 from workers.pipeline_loader import load_pipeline
+from workers.rendezvous import Rendezvous
 
 MakeParameters = Callable[..., Parameters]
+TIMEOUT_S = 60
 BUNDLED = Path(__file__).parents[2] / "models" / "tiny"
 
 
@@ -39,6 +41,13 @@ def count_decodes(pipe: Any) -> list[Any]:
     return decodes
 
 
+def patient(rendezvous: Rendezvous) -> Rendezvous:
+    """Whoever can meet does, however slow the machine is."""
+    rendezvous.max_wait_s = TIMEOUT_S
+    rendezvous.wait_share = 1e12
+    return rendezvous
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads decide the order of sums, and with it the last bit."""
@@ -57,6 +66,13 @@ def pipe() -> Any:
 @pytest.fixture
 def own_engine(pipe: Any) -> Engine:
     return Engine(pipe, inspect_abilities(pipe, {}))
+
+
+@pytest.fixture
+def sharing(own_engine: Engine) -> Engine:
+    """An engine of the test's own in which whoever can meet does."""
+    patient(own_engine.rendezvous)
+    return own_engine
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def test_the_image_shows_what_the_prompt_says(
 
 def test_abilities_are_those_of_the_bundled_model(engine: Engine):
     abilities = engine.abilities
-    assert abilities.tasks == ("text-to-image",)
+    assert abilities.tasks == ("text-to-image", "image-to-image", "inpaint")
     assert (abilities.size_multiple, abilities.default_width, abilities.default_height) == (
         8,
         64,

@@ -1,14 +1,12 @@
 """Other families go through the same loader and engine, with no word about them in either."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionImg2ImgPipeline
 
-from configs.errors import GenerationFailed, ModelLoadFailed
+from configs.errors import GenerationFailed
 from routing.parameters import Parameters
 from tests.engine.conftest import count_decodes, plan
 from tests.engine.recorder import Recorder
@@ -96,8 +94,3 @@ def test_an_autoencoder_that_a_failing_decode_left_upcast_is_put_back(tmp_path: 
     assert pipe.vae.dtype == torch.float16
     pipe.vae.decode = decode
     assert engine.generate(ASKED, Recorder()).images[0].tobytes() == whole.images[0].tobytes()
-
-
-def test_a_pipeline_that_needs_an_image_is_refused(pipe: Any):
-    with pytest.raises(ModelLoadFailed, match="does not make images from text alone"):
-        inspect_abilities(StableDiffusionImg2ImgPipeline(**pipe.components), {})

@@ -16,16 +16,16 @@ from diffusers import (
 
 from configs.errors import NonFiniteOutput
 from routing.parameters import Parameters
-from tests.engine.conftest import MakeParameters
+from tests.engine.conftest import TIMEOUT_S, MakeParameters, patient
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
 from workers.engine import Engine, Generation
+from workers.inputs import Inputs
 from workers.observer import Interrupted
 from workers.rendezvous import Rendezvous
 
-TIMEOUT_S = 60
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a green heart on a white ground")
 
 
@@ -42,19 +42,6 @@ class Starter(Recorder):
         super().on_step(step, steps)
 
 
-def patient(rendezvous: Rendezvous):
-    """Whoever can meet does, however slow the machine is."""
-    rendezvous.max_wait_s = TIMEOUT_S
-    rendezvous.wait_share = 1e12
-    return rendezvous
-
-
-@pytest.fixture
-def sharing(own_engine: Engine):
-    patient(own_engine.rendezvous)
-    return own_engine
-
-
 @pytest.fixture
 def asked(parameters: MakeParameters):
     steps = (6, 9, 5, 8)
@@ -66,12 +53,18 @@ def asked(parameters: MakeParameters):
     ]
 
 
-def together(engine: Engine, asked: list[Parameters], stop_at: dict[int, int] | None = None):
+def together(
+    engine: Engine,
+    asked: list[Parameters],
+    stop_at: dict[int, int] | None = None,
+    inputs: list[Inputs] | None = None,
+):
     start = threading.Barrier(len(asked))
 
     def run(index: int):
         try:
-            return engine.generate(asked[index], Starter(start, (stop_at or {}).get(index)))
+            starter = Starter(start, (stop_at or {}).get(index))
+            return engine.generate(asked[index], starter, inputs[index] if inputs else None)
         except Interrupted as interrupted:
             return interrupted
 

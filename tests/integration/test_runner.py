@@ -1,16 +1,19 @@
-"""The runner over real Redis: claims that got lost, and a timeout that came by an edit."""
+"""The runner over real Redis: lost claims, a timeout that came by an edit, input images."""
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import Any
 
 import pytest
+from PIL import Image
 from redis import Redis
 
+from configs.errors import GenerationFailed
 from configs.settings import Settings
 from routing.record import Priority, Status
-from tests.integration.routing_world import World
+from tests.integration.routing_world import World, parameters
 from tests.waiting import wait_until
 from workers.reporter import Reporter
 from workers.runner import Runner
@@ -22,10 +25,18 @@ class EndlessEngine:
     def __init__(self) -> None:
         self.began = threading.Event()
 
-    def generate(self, _parameters: Any, observer: Any) -> Any:
+    def generate(self, _parameters: Any, observer: Any, _inputs: Any) -> Any:
         while True:
             observer.on_step(1, 4)
             self.began.set()
+
+
+class PickyEngine:
+    """An engine that says which image it got, and makes nothing."""
+
+    def generate(self, _parameters: Any, _observer: Any, inputs: Any) -> Any:
+        image = inputs.images[0]
+        raise GenerationFailed(f"got {image.mode} {image.size}")
 
 
 @pytest.fixture
@@ -81,3 +92,26 @@ def test_a_timeout_that_an_edit_brought_ends_the_run_with_its_reason(world: Worl
     assert record.error is not None
     assert (record.status, record.error.code) == (Status.FAILED, "timeout")
     assert "0.01 s" in record.error.message
+
+
+def test_a_request_whose_input_image_is_gone_fails_and_says_so(world: World) -> None:
+    asked = parameters(task="image-to-image", image=("req_x/input-0.png",))
+    runner = _runner(world)
+    request = world.submit(parameters=asked)
+    assert runner.run_next() == request.id
+    error = world.get(request.id).error
+    assert error is not None
+    assert error.code == "input_unavailable"
+    assert "req_x/input-0.png" in error.message
+
+
+def test_input_images_are_decoded_before_the_engine_gets_them(world: World) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "PNG")
+    world.router.outputs.write("req_x/input-0.png", file.getvalue())
+    runner = _runner(world, PickyEngine())
+    request = world.submit(parameters=parameters(image=("req_x/input-0.png",)))
+    runner.run_next()
+    error = world.get(request.id).error
+    assert error is not None
+    assert error.message == "got RGB (8, 8)"
