@@ -12,7 +12,18 @@ from typing import Any, Final
 from flask import Flask, Response, g
 from flask_smorest import Api
 
-from api import docs_page, events, health, metrics, models, outputs, page, replicas, requests
+from api import (
+    docs_page,
+    events,
+    health,
+    inputs,
+    metrics,
+    models,
+    outputs,
+    page,
+    replicas,
+    requests,
+)
 from api.access import register_access
 from api.errors import register_error_handlers
 from api.objects import ErrorAnswerSchema
@@ -50,6 +61,8 @@ def create_app(settings: Settings | None = None) -> Flask:
 def _configuration(settings: Settings) -> dict[str, Any]:
     return {
         "MAX_CONTENT_LENGTH": settings.max_body_bytes,
+        # A text in a form may be a data URL, as large as any body.
+        "MAX_FORM_MEMORY_SIZE": settings.max_body_bytes,
         "API_TITLE": "Diffusion Replicas",
         "API_VERSION": VERSION,
         "OPENAPI_VERSION": "3.0.3",
@@ -63,7 +76,7 @@ def _register_calls(app: Flask) -> None:
     api = Api()
     api.ERROR_SCHEMA = ErrorAnswerSchema
     api.init_app(app)
-    for module in (requests, events, outputs, replicas, models, health):
+    for module in (requests, events, inputs, outputs, replicas, models, health):
         api.register_blueprint(module.blueprint)
     app.register_blueprint(metrics.blueprint)
     app.register_blueprint(docs_page.blueprint)

@@ -15,7 +15,7 @@ from flask import request
 
 from configs.errors import MalformedRequest
 
-_JSON: Final = "application/json"
+JSON: Final = "application/json"
 
 
 def read_json_object() -> dict[str, Any]:
@@ -25,23 +25,30 @@ def read_json_object() -> dict[str, Any]:
         MalformedRequest: It carries none, or one that can not be read.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
-    if request.mimetype != _JSON:
+    if request.mimetype != JSON:
         found = request.mimetype or "none"
         raise MalformedRequest(
-            f"The content type is {found[:80]}; send JSON, with Content-Type: {_JSON}."
+            f"The content type is {found[:80]}; send JSON, with Content-Type: {JSON}."
         )
     try:
-        value = json.loads(
-            request.get_data(cache=False).decode(),
-            parse_constant=_refuse_constant,
-            object_pairs_hook=_distinct,
-        )
-        _refuse_surrogates(value)
+        value = parse_json(request.get_data(cache=False).decode())
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise MalformedRequest(f"The body is not JSON that can be read: {reason}.") from None
     if not isinstance(value, dict):
         raise MalformedRequest("The body is JSON and not an object; send one such as {...}.")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """Return the value that a JSON text says.
+
+    Raises:
+        ValueError: It is none, or one that other readers might take differently.
+        RecursionError: It is nested too deep.
+    """
+    value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+    _refuse_surrogates(value)
     return value
 
 

@@ -99,6 +99,8 @@ class ParametersSchema(Schema):
     true_cfg_scale = _number("The same, for guidance-distilled families.", allow_none=True)
     num_outputs_per_prompt = _whole("How many outputs.")
     scheduler = _text("Noise scheduler; null for the model's own.", allow_none=True)
+    image = fields.List(fields.String(), metadata={"description": "Paths of the input images."})
+    mask_image = _text("Path of the mask.", allow_none=True)
     output_format = _one_of(IMAGE_FORMATS, "File format of the outputs.")
     output_compression = _whole("Quality of jpeg and webp.", allow_none=True)
     deterministic = fields.Boolean(metadata={"description": "Whether it runs alone."})

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from api.catalog import ServedModel
+from api.input_checks import default_size, input_errors, picked_task
+from api.model_limits import max_pixels
 from configs.errors import FieldError
 from configs.settings import Settings
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, TEXT_TO_IMAGE, Abilities, Parameters
+from routing.parameters import Abilities, Parameters
 
 MAX_SEED: Final = 2**63 - 1
 _DRAWN_SEEDS: Final = 2**32
@@ -23,16 +25,18 @@ _MAX_QUALITY: Final = 100
 _MOST_DIGITS: Final = 20
 
 
-def complete(given: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
+def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -> dict[str, Any]:
     """Return all parameters by name: what was given, and the model's defaults for the rest.
 
     A seed that is neither given nor set by the stage file is drawn here, below 2^32.
     """
     abilities = model.abilities
+    task = given.get("task") or picked_task(given, abilities)
+    width, height = default_size(given, task, model, settings)
     defaults = {
-        "task": TEXT_TO_IMAGE if TEXT_TO_IMAGE in abilities.tasks else abilities.tasks[0],
-        "width": abilities.default_width,
-        "height": abilities.default_height,
+        "task": task,
+        "width": width,
+        "height": height,
         "num_inference_steps": abilities.default_steps,
         "guidance_scale": abilities.default_guidance_scale,
     }
@@ -59,7 +63,7 @@ class ParameterChecks:
         found = (
             *self._texts(),
             *self._choices(),
-            *self._inputs(),
+            *input_errors(self.values, self.model),
             *self._size(),
             *self._numbers(),
             *self._seed(),
@@ -100,13 +104,6 @@ class ParameterChecks:
                 "output_compression", "is for jpeg and webp; png is always without loss"
             )
 
-    def _inputs(self) -> Iterator[FieldError]:
-        task = self.values["task"]
-        if task in FROM_IMAGE_TASKS and not self.values.get("image"):
-            yield FieldError("image", f"is missing, and {task} needs one", "missing")
-        if task == INPAINT and not self.values.get("mask_image"):
-            yield FieldError("mask_image", f"is missing, and {task} needs one", "missing")
-
     def _size(self) -> Iterator[FieldError]:
         multiple = self.model.abilities.size_multiple
         width, height = self.values["width"], self.values["height"]
@@ -143,11 +140,6 @@ class ParameterChecks:
         for name in sorted(_untaken(self.model.abilities)):
             if self.values.get(name) is not None:
                 yield FieldError(name, f"{self.model.name!r} takes none; leave it out")
-
-
-def max_pixels(model: ServedModel, settings: Settings) -> int:
-    """Return the largest width x height that an output of the model may have."""
-    return min(model.abilities.max_pixels, settings.max_pixels)
 
 
 def shown(value: int | float) -> str:

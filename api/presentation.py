@@ -11,7 +11,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from api.catalog import ServedModel
-from api.parameter_checks import MAX_SEED, max_pixels
+from api.input_files import all_inputs
+from api.model_limits import max_pixels
+from api.parameter_checks import MAX_SEED
 from api.request_schema import NOT_SERVED
 from configs.settings import Settings
 from routing.parameters import IMAGE_FORMATS
@@ -134,6 +136,12 @@ def list_object(data: Sequence[Any], *, has_more: bool = False) -> dict[str, Any
 
 def _parameters(request: Request) -> dict[str, Any]:
     parameters = request.parameters.to_json()
+    urls = [
+        f"{request_url(request.id)}/inputs/{index}"
+        for index, _ in enumerate(all_inputs(request.parameters))
+    ]
+    parameters["mask_image"] = urls.pop() if request.parameters.mask_image else None
+    parameters["image"] = urls
     return {name: value for name, value in parameters.items() if name not in NOT_SERVED}
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from marshmallow import ValidationError
 
+from api.body_inputs import Inputs
 from api.catalog import Catalog, ServedModel
 from api.parameter_checks import ParameterChecks, complete, shown
 from api.request_schema import RequestBodySchema, RequestEditSchema
@@ -28,13 +29,14 @@ from routing.record import Priority, Request, Status
 
 _HEADING: Final = "The request is refused"
 _MAX_SECONDS: Final = 31_536_000.0
+_INPUTS: Final = frozenset({"image", "mask_image"})
 _NEVER_CHANGED: Final = frozenset({"model", "metadata"})
 _CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A right body of a new request."""
+    """A right body of a new request; `inputs` are those its parameters name."""
 
     model: ServedModel
     parameters: Parameters
@@ -42,16 +44,21 @@ class NewRequest:
     expires_in: float | None
     timeout: float | None
     metadata: Mapping[str, str]
+    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What a request is to be after an edit; `expires_in` is None where it stays as it is."""
+    """What a request is to be after an edit; `expires_in` is None where it stays as it is.
+
+    `inputs` are the new ones that its parameters name.
+    """
 
     parameters: Parameters
     priority: Priority
     timeout: float | None
     expires_in: float | None
+    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,8 @@ class BodyReader:
     catalog: Catalog
     settings: Settings
 
-    def new(self, body: Mapping[str, Any]) -> NewRequest:
-        """Read the body of a new request.
+    def new(self, body: Mapping[str, Any], request_id: str) -> NewRequest:
+        """Read the body of a new request, which is to have that id.
 
         Raises:
             InvalidRequest: One or more fields are wrong; all are named.
@@ -75,7 +82,9 @@ class BodyReader:
         except InvalidRequest as unknown:
             wrong_already = any(detail.param == "model" for detail in details)
             raise _refusal([*details, *(() if wrong_already else unknown.details)]) from None
-        values = complete(_parameters_of(given), model)
+        inputs, wrong = Inputs.read(given, request_id, self.settings.max_input_pixels)
+        details += wrong
+        values = complete({**_parameters_of(given), **inputs.names}, model, self.settings)
         self._check(values, model, details)
         return NewRequest(
             model=model,
@@ -84,6 +93,7 @@ class BodyReader:
             expires_in=given.get("expires_in"),
             timeout=given.get("timeout"),
             metadata=given.get("metadata", {}),
+            inputs=inputs,
         )
 
     def edit(self, body: Mapping[str, Any], request: Request) -> Edit:
@@ -98,6 +108,8 @@ class BodyReader:
         details += _refused_seconds(given)
         if "expires_in" in body and body["expires_in"] is None:
             details.append(FieldError("expires_in", "can not be taken back; give a longer time"))
+        inputs, wrong = Inputs.read(given, request.id, self.settings.max_input_pixels)
+        details += wrong
         if details:
             raise _refusal(details)
         _refuse_by_state(body, request)
@@ -108,7 +120,11 @@ class BodyReader:
             for name, value in current.items()
             if value is not None and (name not in body or body[name] is not None)
         }
-        values = complete({**kept, **_parameters_of(given)}, model)
+        if not _INPUTS.isdisjoint(body):
+            # The task follows the inputs again, unless the edit names one.
+            kept.pop("task", None)
+        given_now = {**_parameters_of(given), **inputs.names}
+        values = complete({**kept, **given_now}, model, self.settings)
         self._check(values, model, details)
         priority = given.get("priority", request.priority if "priority" not in body else "normal")
         return Edit(
@@ -116,12 +132,16 @@ class BodyReader:
             priority=Priority(priority),
             timeout=given.get("timeout", request.timeout if "timeout" not in body else None),
             expires_in=given.get("expires_in"),
+            inputs=inputs,
         )
 
     def _check(
         self, values: Mapping[str, Any], model: ServedModel, details: list[FieldError]
     ) -> None:
-        skip = frozenset(detail.param for detail in details)
+        skip = frozenset(detail.param.partition("[")[0] for detail in details)
+        if not skip.isdisjoint(_INPUTS):
+            # What the others mean can not be told without the one that is wrong.
+            skip |= _INPUTS
         details = [*details, *ParameterChecks(values, model, self.settings, skip).errors()]
         if details:
             raise _refusal(details)
@@ -150,7 +170,7 @@ def _shaped(
 
 def _parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     names = Parameters.__dataclass_fields__
-    return {name: value for name, value in given.items() if name in names}
+    return {name: value for name, value in given.items() if name in names and name not in _INPUTS}
 
 
 def _refused_seconds(given: Mapping[str, Any]) -> list[FieldError]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields, pre_load, validates_schema
 
+from api.input_images import WrongPicture, decode_data_url
 from configs.field_types import OneOf
 from configs.refusal import UNKNOWN_KEY
 from routing.parameters import IMAGE_FORMATS
@@ -22,9 +23,7 @@ NOT_SERVED: Final = frozenset(
     {
         "affinity_key",
         "fps",
-        "image",
         "lora",
-        "mask_image",
         "num_frames",
         "preview",
         "strength",
@@ -33,6 +32,7 @@ NOT_SERVED: Final = frozenset(
 )
 _SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
 _MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
+_DATA_URL: Final = {"type": "string"}
 _SHORTEST_PART: Final = 4
 _NEAR: Final = 0.6
 
@@ -101,6 +101,35 @@ class _Size(fields.String):
         return int(match[1]), int(match[2])
 
 
+class _Image(fields.Field[bytes]):
+    """A data URL, or the bytes of a file in a form; as bytes."""
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> bytes:
+        return _image_bytes(value)
+
+
+class _Images(fields.Field[tuple[bytes, ...]]):
+    """One picture or several, as a tuple."""
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> tuple[bytes, ...]:
+        if not isinstance(value, list):
+            return (_image_bytes(value),)
+        if not value:
+            raise ValidationError("is an empty list; leave it out")
+        return tuple(_image_bytes(each) for each in value)
+
+
+def _image_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise ValidationError("is no text; send a data URL, or a file in a form")
+    try:
+        return decode_data_url(value)
+    except WrongPicture as wrong:
+        raise ValidationError(str(wrong)) from None
+
+
 class _Metadata(fields.Dict):
     """A few short texts by short names."""
 
@@ -138,7 +167,10 @@ class RequestBodySchema(Schema):
         unknown: ClassVar[str] = EXCLUDE
 
     model = _Text("Which model; may be left out where there is only one.", example="tiny")
-    task = _Text("What the pipeline is to do.", default="text-to-image")
+    task = _Text(
+        "What the pipeline is to do; picked from the inputs where it is left out: `inpaint` with a "
+        "mask, a task with image input where there is an image, else one from text alone."
+    )
     prompt = _Text("What the output should show.", required=True, example="a red circle")
     negative_prompt = _Text("What it should not show.")
     width = _Whole("Pixels; a multiple of the model's size multiple.", minimum=1)
@@ -156,6 +188,16 @@ class RequestBodySchema(Schema):
         minimum=0,
     )
     scheduler = _Text("Noise scheduler by class name; the model's own where none is given.")
+    image = _Images(
+        metadata=described(
+            "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a "
+            "form. Width and height follow the first one where neither is given.",
+            anyOf=[_DATA_URL, {"type": "array", "items": _DATA_URL, "minItems": 1}],
+        )
+    )
+    mask_image = _Image(
+        metadata=described("What to paint anew is white in it; as large as `image`.", **_DATA_URL)
+    )
     output_format = OneOf(*IMAGE_FORMATS, metadata=described("File format of the outputs."))
     output_compression = _Whole("Quality of jpeg and webp.", minimum=0, maximum=100)
     deterministic = _Flag("Run alone, so that the bytes are equal on any replica.")

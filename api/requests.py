@@ -6,24 +6,25 @@ From here a request goes on to `routing/router.py`. Does not know how a body is 
 
 from __future__ import annotations
 
-import secrets
 from itertools import islice
 from typing import Any, Final
 
 from flask import Response
 from flask_smorest import Blueprint
 
+from api.call_body import body_content, read_body
 from api.call_headers import IDEMPOTENCY_KEY, idempotency_key, preferred_wait
 from api.held_calls import TooManyWaits
-from api.json_body import fingerprint, read_json_object
+from api.input_files import all_inputs, stored
 from api.objects import ListQuerySchema, RequestListSchema, RequestObjectSchema
 from api.presentation import list_object, request_object, request_url
 from api.request_body import BodyReader
 from api.request_schema import RequestBodySchema, RequestEditSchema
 from api.service import Service, current_service
+from api.submission import submit_body
 from configs.errors import Conflict, NotEditable
 from routing.record import Request
-from routing.request_store import CancelAnswer, Submission
+from routing.request_store import CancelAnswer
 
 Answer = tuple[dict[str, Any], int, dict[str, str]]
 _EDIT_TRIES: Final = 3
@@ -45,12 +46,8 @@ _SUBMIT_HEADERS: Final = {"Location": {"schema": {"type": "string"}}, **_APPLIED
 blueprint = Blueprint("requests", __name__, description="Submit, follow, change and cancel.")
 
 
-def _body(schema: Any) -> dict[str, Any]:
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
-
-
 @blueprint.route("/v1/requests", methods=["POST"])
-@blueprint.doc(requestBody=_body(RequestBodySchema), parameters=[_PREFER, _KEY])
+@blueprint.doc(requestBody=body_content(RequestBodySchema), parameters=[_PREFER, _KEY])
 @blueprint.response(
     202, RequestObjectSchema, headers=_SUBMIT_HEADERS, description="Accepted; it waits or runs."
 )
@@ -65,21 +62,8 @@ def submit() -> Answer:
     """Submit a request."""
     service = current_service()
     key, seconds = idempotency_key(), preferred_wait(service.settings.max_wait_s)
-    body = read_json_object()
-    new = BodyReader(service.catalog, service.settings).new(body)
-    submission = Submission(
-        id=f"req_{secrets.token_hex(12)}",
-        stage=new.model.stage,
-        model=new.model.name,
-        parameters=new.parameters,
-        priority=new.priority,
-        expires_in=new.expires_in,
-        timeout=new.timeout,
-        metadata=new.metadata,
-        idempotency_key=key,
-        fingerprint=fingerprint(body),
-    )
-    request, created = service.router.submit(submission)
+    body = read_body(RequestBodySchema())
+    request, created = submit_body(service, body, key)
     headers = {"Location": request_url(request.id)}
     try:
         request, applied = _held(service, request, seconds)
@@ -122,12 +106,12 @@ def newest(query: dict[str, Any]) -> dict[str, Any]:
 
 
 @blueprint.route("/v1/requests/<request_id>", methods=["PATCH"])
-@blueprint.doc(requestBody=_body(RequestEditSchema))
+@blueprint.doc(requestBody=body_content(RequestEditSchema))
 @blueprint.response(200, RequestObjectSchema)
 def edit(request_id: str) -> dict[str, Any]:
     """Change a request: anything while it waits, guidance_scale and timeout while it runs."""
     service = current_service()
-    body = read_json_object()
+    body = read_body(RequestEditSchema())
     for tries_left in reversed(range(_EDIT_TRIES)):
         request = service.router.store.get(request_id)
         try:
@@ -178,13 +162,17 @@ def _edited(service: Service, request: Request, body: dict[str, Any]) -> Request
     change = BodyReader(service.catalog, service.settings).edit(body, request)
     if not body:
         return request
-    return service.router.update(
-        request,
-        change.parameters,
-        change.priority,
-        timeout=change.timeout,
-        expires_in=change.expires_in,
-    )
+    with stored(service.router.outputs, change.inputs.files):
+        edited = service.router.update(
+            request,
+            change.parameters,
+            change.priority,
+            timeout=change.timeout,
+            expires_in=change.expires_in,
+        )
+    for name in set(all_inputs(request.parameters)) - set(all_inputs(change.parameters)):
+        service.router.outputs.remove_file(name)
+    return edited
 
 
 def _shown(service: Service, request: Request) -> dict[str, Any]:

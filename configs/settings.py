@@ -55,6 +55,7 @@ class Settings:
         max_body_bytes: Largest request body, in bytes.
         max_prompt_chars: Longest prompt, in characters.
         max_pixels: Largest width x height of an output, in pixels.
+        max_input_pixels: Largest width x height of an input image, in pixels.
         max_steps: Largest `num_inference_steps`.
         max_outputs: Largest `num_outputs_per_prompt`.
         log_level: DEBUG, INFO, WARNING, ERROR or CRITICAL.
@@ -87,6 +88,7 @@ class Settings:
     max_body_bytes: int = 32 * _MIB
     max_prompt_chars: int = 8192
     max_pixels: int = 4 * _MIB
+    max_input_pixels: int = 32 * _MIB
     max_steps: int = 1000
     max_outputs: int = 10
     log_level: str = "INFO"

@@ -74,6 +74,7 @@ class SettingsSchema(Schema):
     max_body_bytes = Whole(1024, 1024**4, "bytes", strict=False, data_key="MAX_BODY_BYTES")
     max_prompt_chars = Whole(1, 10_000_000, "characters", strict=False, data_key="MAX_PROMPT_CHARS")
     max_pixels = Whole(1, 2**40, "pixels", strict=False, data_key="MAX_PIXELS")
+    max_input_pixels = Whole(1, 2**40, "pixels", strict=False, data_key="MAX_INPUT_PIXELS")
     max_steps = Whole(1, 1_000_000, "steps", strict=False, data_key="MAX_STEPS")
     max_outputs = Whole(1, 10_000, "outputs", strict=False, data_key="MAX_OUTPUTS")
     log_level = OneOf(*LOG_LEVELS, data_key="LOG_LEVEL")

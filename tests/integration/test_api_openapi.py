@@ -19,6 +19,7 @@ CALLS = {
     ("patch", "/v1/requests/{request_id}"),
     ("delete", "/v1/requests/{request_id}"),
     ("post", "/v1/requests/{request_id}/cancel"),
+    ("get", "/v1/requests/{request_id}/inputs/{index}"),
     ("get", "/v1/requests/{request_id}/outputs/{index}"),
     ("get", "/v1/replicas"),
     ("get", "/v1/replicas/{name}"),

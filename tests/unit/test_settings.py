@@ -32,6 +32,7 @@ NUMBERS = {
     "MAX_BODY_BYTES": ("2048", 2048),
     "MAX_PROMPT_CHARS": ("100", 100),
     "MAX_PIXELS": ("4096", 4096),
+    "MAX_INPUT_PIXELS": ("8192", 8192),
     "MAX_STEPS": ("50", 50),
     "MAX_OUTPUTS": ("2", 2),
     "FLOWER_PORT": ("5556", 5556),

@@ -1,0 +1,113 @@
+"""Pictures that clients send: what is taken, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from api.input_images import InputImage, WrongPicture, decode_data_url
+from tests.pictures import data_url, picture
+
+MOST = 100 * 100
+PNG = picture(40, 30)
+
+
+def refused(data: bytes) -> str:
+    with pytest.raises(WrongPicture) as caught:
+        InputImage.read(data, MOST)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
+def test_a_picture_is_known_by_its_bytes(form: str) -> None:
+    data = picture(40, 30, form)
+    image = InputImage.read(data, MOST)
+    assert (image.format, image.width, image.height) == (form, 40, 30)
+    assert image.data == data
+
+
+def test_a_rotated_photograph_has_the_size_it_is_seen_in() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = InputImage.read(picture(40, 30, "jpeg", exif=exif), MOST)
+    assert (image.width, image.height) == (30, 40)
+
+
+def test_what_is_no_picture_is_refused() -> None:
+    assert "empty" in refused(b"")
+    assert "no picture" in refused(b"GIF89a and no more")
+    gif = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(gif, "gif")
+    assert "no picture that is known" in refused(gif.getvalue())
+    assert "can not be decoded" in refused(PNG[: len(PNG) // 2])
+
+
+def test_a_moving_picture_is_refused() -> None:
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    file = io.BytesIO()
+    frames[0].save(file, "webp", save_all=True, append_images=frames[1:], lossless=True)
+    assert "moves" in refused(file.getvalue())
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG whose header claims a size that its few bytes do not hold."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(101, 100), (60_000, 60_000), (10_000, 9_500)])
+def test_too_many_pixels_are_refused_by_the_header_alone(width: int, height: int) -> None:
+    assert str(MOST) in refused(bomb(width, height))
+
+
+@given(st.integers(0, len(PNG) - 1), st.integers(0, 255))
+def test_a_flipped_byte_is_read_or_refused_and_never_worse(place: int, value: int) -> None:
+    broken = PNG[:place] + bytes([value]) + PNG[place + 1 :]
+    with contextlib.suppress(WrongPicture):
+        InputImage.read(broken, MOST)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with pytest.raises(WrongPicture):
+        InputImage.read(data, MOST)
+
+
+def test_data_urls() -> None:
+    assert decode_data_url(data_url(PNG)) == PNG
+    assert decode_data_url(data_url(PNG, "image/PNG;name=a.png")) == PNG
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "https://example.org/cat.png",
+        "/etc/passwd",
+        "data:text/plain;base64,aGk=",
+        "data:image/png,raw",
+        "data:image/png;base64,a",
+        "data:image/png;base64,@@@@",
+        "data:image/png;base64,äöü",
+    ],
+)
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(WrongPicture):
+        decode_data_url(text)
