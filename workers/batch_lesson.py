@@ -1,6 +1,7 @@
 """What was learnt about merging calls of one signature: whether it is right, how far it pays.
 
-Times are of whole forwards, by their number of rows. Knows no tensors and no clock.
+Times are of whole forwards, by their number of rows; memory is that of the device. Knows no tensors
+and no clock.
 """
 
 from collections import deque
@@ -9,9 +10,11 @@ from statistics import median_low
 
 _KEPT = 9
 _ENOUGH = 5
-# Differences below this are noise of a busy machine.
-_CLEARLY = 1.1
+# Smaller differences are noise of a busy machine.
+_CLEARLY = 1.03
 _RETRY_AFTER = 200
+# Of the memory that is free, the rest is for encoders, autoencoders and fragments.
+_USABLE = 0.8
 
 
 class BatchLesson:
@@ -26,11 +29,26 @@ class BatchLesson:
         self.proven: bool | None = None
         self._cap: int | None = None
         self._since_cap = 0
+        self._row_bytes: float | None = None
+        self._fitting: int | None = None
         self._seconds: dict[int, deque[float]] = {}
 
     def allows(self, rows: int) -> bool:
         """Tell whether so many rows of several calls may go together."""
-        return self.proven is not False and (self._cap is None or rows <= self._cap)
+        if self.proven is False or (self._cap is not None and rows > self._cap):
+            return False
+        return self._fitting is None or rows <= self._fitting
+
+    def most(self, rows: int, requests: int) -> int:
+        """Return how many of these requests with so many rows each may go together; at least 1.
+
+        Before anything is proven it is one, so that the first forward of several is one that the
+        rendezvous merges and proves.
+        """
+        if self.proven is None:
+            return 1
+        fitting = (count for count in range(requests, 1, -1) if self.allows(count * rows))
+        return next(fitting, 1)
 
     def step_s(self, rows: int) -> float | None:
         """Return what a forward of so many rows takes, in seconds; None if it never ran."""
@@ -53,6 +71,18 @@ class BatchLesson:
                 for size in [size for size in self._seconds if size > self._cap]:
                     del self._seconds[size]
                 self._cap = None
+
+    def note_memory(self, rows: int, peak_bytes: int | None, free_bytes: int | None) -> None:
+        """Learn what a forward of so many rows took at most, and what the next may take.
+
+        A forward has a part that does not grow with its rows, so a large one tells more than a
+        small one of what a row needs.
+        """
+        if peak_bytes is None or free_bytes is None or rows < 1:
+            return
+        needed = peak_bytes / rows
+        self._row_bytes = needed if self._row_bytes is None else min(self._row_bytes, needed)
+        self._fitting = int(_USABLE * free_bytes / max(self._row_bytes, 1.0))
 
     def limit(self, rows: Sequence[int]) -> None:
         """Keep later forwards smaller than these calls together, for a while."""

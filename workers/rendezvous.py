@@ -17,45 +17,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from workers.batch_lesson import BatchLesson
+from workers.member import Member
 from workers.shared_forward import Call, Forward, run_group
 
 _LESSONS_KEPT = 1000
 # What the denoisers are set to after a switch that failed; equal to no key.
 _UNKNOWN = object()
-
-
-class Member:
-    """One request's seat; it is waited for only between its first call and :meth:`leave`.
-
-    Attributes:
-        alone: Whether its calls are never merged.
-        key: What the denoiser must be set to for its calls, such as its LoRA adapters; calls of
-            different keys are never merged.
-        signature: That of its last call; None while nobody need wait for it.
-    """
-
-    def __init__(self, rendezvous: "Rendezvous", *, alone: bool, key: Hashable) -> None:
-        """Made by :meth:`Rendezvous.member`."""
-        self.alone = alone
-        self.key = key
-        self.signature: Any = None
-        self._rendezvous = rendezvous
-        self._calls = self._shared = 0
-
-    @property
-    def batch_mean(self) -> float:
-        """Mean number of requests that shared its forwards, itself included."""
-        return self._shared / self._calls if self._calls else 1.0
-
-    def leave(self) -> None:
-        """Be waited for no longer; further calls run alone."""
-        self.alone = True
-        self._rendezvous.forget(self)
-
-    def count(self, call: Call) -> None:
-        """Note how many shared the forward of `call`."""
-        self._calls += 1
-        self._shared += call.shared
 
 
 class Rendezvous:
@@ -73,8 +40,8 @@ class Rendezvous:
         self.max_wait_s = 0.005
         self.wait_share = 0.25
         self.switch: Callable[[Hashable], None] = lambda _: None
-        self._calls: Counter[int] = Counter()
-        self._changed = threading.Condition()
+        self._served: Counter[int] = Counter()
+        self._lock = threading.Lock()
         self._waiting: list[Call] = []
         self._members: set[Member] = set()
         self._key: Hashable = None
@@ -86,31 +53,38 @@ class Rendezvous:
             module.forward = self._replacement(module)
 
     @contextmanager
-    def member(self, *, alone: bool = False, key: Hashable = None) -> Iterator[Member]:
-        """Make the calls of this thread those of one request; see :class:`Member`."""
-        member = self._local.member = Member(self, alone=alone, key=key)
+    def member(
+        self, *, alone: bool = False, key: Hashable = None, requests: int = 1, outputs: int = 1
+    ) -> Iterator[Member]:
+        """Make the calls of this thread those of so many requests; see :class:`Member`."""
+        member = Member(self._forget, alone=alone, key=key, requests=requests, outputs=outputs)
+        self._local.member = member
         try:
             yield member
         finally:
             del self._local.member
             member.leave()
 
-    def forget(self, member: Member) -> None:
-        """Wait for `member` no longer."""
-        with self._changed:
-            self._members.discard(member)
-            self._changed.notify_all()
-
     @property
     def histogram(self) -> dict[int, int]:
         """Number of forwards so far, by the number of requests that shared them."""
-        with self._changed:
-            return {shared: calls // shared for shared, calls in sorted(self._calls.items())}
+        with self._lock:
+            return {shared: served // shared for shared, served in sorted(self._served.items())}
 
     @property
     def waiting(self) -> int:
         """Calls that wait for the others or for the device now."""
         return len(self._waiting)
+
+    def _forget(self, member: Member) -> None:
+        with self._lock:
+            self._members.discard(member)
+            self._ring_first()
+
+    def _ring_first(self) -> None:
+        """Have the first in line look whether its time has come."""
+        if self._waiting and not self._busy:
+            self._waiting[0].member.bell.ring()
 
     def _replacement(self, module: Any) -> Forward:
         forward: Forward = module.forward
@@ -123,50 +97,69 @@ class Rendezvous:
             member: Member | None = getattr(self._local, "member", None)
             if member is None:
                 return forward(*args, **kwargs)
-            call = Call(forward, args, kwargs, member.key, time.monotonic())
+            call = Call(forward, args, kwargs, member, time.monotonic())
             if not member.alone:
                 call.describe(signature)
-            self._wait_for(call, member)
-            member.count(call)
+            parts = []
+            with self._lock:
+                call.lesson = self._lesson(call.kind)
+            if not member.alone:
+                parts = call.parts()
+            self._wait_for([part for part, _ in parts] or [call], member)
+            if parts:
+                call.gather(parts)
             return call.result()
 
         return meet
 
-    def _wait_for(self, call: Call, member: Member) -> None:
-        with self._changed:
-            member.signature = call.signature
-            if call.signature is not None:
+    def _wait_for(self, calls: list[Call], member: Member) -> None:
+        with self._lock:
+            member.kind = calls[0].lesson if calls[0].layout is not None else None
+            if member.kind is not None:
                 self._members.add(member)
-            self._waiting.append(call)
-            self._changed.notify_all()
+            self._waiting += calls
             try:
-                while not call.done:
+                while not all(call.done for call in calls):
                     group, patience = self._next_group()
-                    if call not in group:
-                        self._changed.wait()
-                    elif patience > 0:
-                        self._changed.wait(patience)
-                    else:
+                    if group and patience <= 0:
+                        # Whoever sees that a group is complete runs it, so that nobody need wake
+                        # for it.
                         self._run(group)
+                    else:
+                        first = bool(group) and group[0] in calls
+                        self._sleep(member, patience if first else None)
+                for call in calls:
+                    member.count(call.shared)
             finally:
-                if call in self._waiting:  # this thread was told to end while it waited
+                left = [call for call in calls if call in self._waiting]
+                for call in left:  # this thread was told to end while it waited
                     self._waiting.remove(call)
-                    self._changed.notify_all()
+                if left:
+                    self._ring_first()
+
+    def _sleep(self, member: Member, timeout_s: float | None) -> None:
+        self._lock.release()
+        try:
+            member.bell.wait(timeout_s)
+        finally:
+            self._lock.acquire()
 
     def _next_group(self) -> tuple[list[Call], float]:
         """The calls to run next and the seconds to wait before; none while a forward runs."""
         if self._busy or not self._waiting:
             return [], 0.0
         head = self._waiting[0]
-        if head.layout is None:
+        lesson = head.lesson
+        if head.layout is None or lesson is None:
             return [head], 0.0
-        lesson, group, rows = self._lesson(head.signature), [head], head.rows
-        for call in self._waiting[1:]:
-            if call.signature == head.signature and lesson.allows(rows + call.rows):
+        group, rows = [head], head.rows
+        alike = [call for call in self._waiting if call.lesson is lesson]
+        for call in alike[1:]:
+            if lesson.allows(rows + call.rows):
                 group.append(call)
                 rows += call.rows
-        awaited = sum(member.signature == head.signature for member in self._members)
-        here = sum(call.signature == head.signature for call in self._waiting)
+        awaited = sum(member.kind is lesson for member in self._members)
+        here = len({call.member for call in alike})
         if awaited <= here or not lesson.allows(rows + head.rows):
             return group, 0.0
         step_s = lesson.step_s(head.rows)
@@ -180,38 +173,41 @@ class Rendezvous:
 
     def _run(self, group: list[Call]) -> None:
         """Run a group, with the lock open meanwhile."""
-        lesson = self._lesson(group[0].signature)
         for call in group:
             self._waiting.remove(call)
         self._busy = True
-        self._changed.release()
+        self._lock.release()
         try:
             if self._set_to(group):
-                run_group(group, lesson)
+                run_group(group, group[0].lesson or BatchLesson())
         finally:
-            self._changed.acquire()
+            self._lock.acquire()
             self._busy = False
             self._free_since = time.monotonic()
             for call in group:
                 call.done = True
-                self._calls[call.shared] += 1
-            self._changed.notify_all()
+                self._served[call.shared] += call.requests
+                call.member.bell.ring()
+            self._ring_first()
 
     def _set_to(self, group: list[Call]) -> bool:
         """Set the denoisers to the key of `group`; where that fails its calls have failed."""
-        if self._key == group[0].key:
+        key = group[0].member.key
+        if self._key == key:
             return True
         try:
             self._key = _UNKNOWN
-            self.switch(group[0].key)
-            self._key = group[0].key
+            self.switch(key)
+            self._key = key
         except BaseException as error:  # noqa: BLE001 - raised in the threads whose calls they are
             for call in group:
                 call.error = error
             return False
         return True
 
-    def _lesson(self, signature: Any) -> BatchLesson:
+    def _lesson(self, kind: Any) -> BatchLesson | None:
+        if kind is None:
+            return None
         if len(self._lessons) > _LESSONS_KEPT:
             self._lessons.clear()
-        return self._lessons.setdefault(signature, BatchLesson())
+        return self._lessons.setdefault(kind, BatchLesson())

@@ -6,17 +6,21 @@ differ by more than rounding the signature is never merged again. Does not know 
 
 import functools
 import inspect
+import itertools
 import logging
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from workers.batch_lesson import BatchLesson
+from workers.forward_cost import ForwardCost
+from workers.member import Member
 from workers.merging import Layout, Unmergeable, layout, merge, split
 from workers.pipeline_loader import is_out_of_memory, short_cause
 from workers.rounding import excess
+from workers.row_choice import choose_rows, place_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -24,13 +28,15 @@ Forward = Callable[..., Any]
 
 
 class Call:
-    """One call of a denoiser by one request, and what became of it.
+    """One call of a denoiser by one pipeline, and what became of it.
 
     Attributes:
-        key: What the denoiser must be set to.
+        member: Whose it is.
+        requests: How many requests have rows in it.
         layout: None where it must run alone.
+        lesson: What was learnt about its kind; calls of one lesson may share a forward.
         arrived: When it came, on the rendezvous' clock.
-        shared: How many calls its forward had, this one included.
+        shared: How many requests its forward served, its own included.
     """
 
     def __init__(
@@ -38,31 +44,42 @@ class Call:
         forward: Forward,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        key: Hashable,
+        member: Member,
         arrived: float,
     ) -> None:
         """Take the call as it came."""
         self.forward = forward
         self.args = args
         self.kwargs = kwargs
-        self.key = key
+        self.member = member
+        self.requests = len(member.present)
         self.arguments: Mapping[str, Any] = {}
         self.layout: Layout | None = None
+        self.lesson: BatchLesson | None = None
         self.arrived = arrived
-        self.shared = 1
+        self.shared = self.requests
         self.output: Any = None
         self.error: BaseException | None = None
         self.done = False
 
     @property
-    def signature(self) -> Any:
-        """Calls of equal signatures may share a forward; None shares with nobody."""
-        return None if self.layout is None else (self.forward, self.key, self.layout.signature)
+    def kind(self) -> Any:
+        """Calls of equal kinds may share a forward; None shares with nobody."""
+        if self.layout is None:
+            return None
+        return self.forward, self.member.key, self.layout.signature
 
     @property
     def rows(self) -> int:
         """Samples in the call; 0 where it could not be told."""
         return 0 if self.layout is None else self.layout.rows
+
+    @property
+    def row_counts(self) -> list[int]:
+        """Samples of each request; of all together where they are not alike."""
+        if self.rows % self.requests:
+            return [self.rows]
+        return [self.rows // self.requests] * self.requests
 
     def describe(self, signature: inspect.Signature) -> None:
         """Find out its layout, from the arguments under the names of `signature`."""
@@ -74,6 +91,48 @@ class Call:
             self.layout = layout(self.arguments)
         except Unmergeable as error:
             _warn_once(error.name)
+
+    def parts(self) -> "list[tuple[Call, list[int]]]":
+        """Return it cut into as large calls as are allowed, with the rows that each has of it.
+
+        Rows of requests that left are in none. Empty where it is to run as it is.
+        """
+        present = self.member.present
+        period = len(present) * self.member.outputs
+        if len(present) == 1 or self.lesson is None or self.rows % period:
+            return []
+        each = self.rows // len(present)
+        # Guidance and the like repeat all samples, in their order.
+        rows = [
+            [row for row in range(self.rows) if row % period // self.member.outputs == request]
+            for request, here in enumerate(present)
+            if here
+        ]
+        size = self.lesson.most(each, len(rows))
+        if size == len(present) or not rows:
+            return []
+        return [self._part(rows[first : first + size]) for first in range(0, len(rows), size)]
+
+    def _part(self, rows: list[list[int]]) -> "tuple[Call, list[int]]":
+        assert self.layout is not None
+        places = sorted(itertools.chain.from_iterable(rows))
+        arguments = choose_rows(self.arguments, places, self.rows)
+        part = Call(self.forward, (), arguments, self.member, self.arrived)
+        part.arguments, part.lesson = arguments, self.lesson
+        part.layout = replace(self.layout, rows=len(places))
+        part.requests = part.shared = len(rows)
+        return part, places
+
+    def gather(self, parts: "Sequence[tuple[Call, list[int]]]") -> None:
+        """Take the outputs of the parts that :meth:`parts` returned, or the first error."""
+        errors = [part.error for part, _ in parts if part.error is not None]
+        for part, _ in parts:
+            part.error = None
+        if errors:
+            self.error = errors[0]
+            return
+        outputs = [part.output for part, _ in parts]
+        self.output = place_rows(outputs, [places for _, places in parts], self.rows)
 
     def result(self) -> Any:
         """Return the output, or raise what the forward raised."""
@@ -88,8 +147,9 @@ class Call:
 
 
 def run_group(group: Sequence[Call], lesson: BatchLesson) -> None:
-    """Give each call its output or its error; several calls have equal signatures."""
-    failure = None
+    """Give each call its output or its error; several calls are of one kind."""
+    failure, scarce = None, False
+    asked = [each for call in group for each in call.row_counts]
     if len(group) > 1:
         try:
             if _run_merged(group, lesson):
@@ -104,21 +164,37 @@ def run_group(group: Sequence[Call], lesson: BatchLesson) -> None:
     for call in group:
         _run_alone(call, lesson)
     if failure is not None and scarce:
-        lesson.limit([call.rows for call in group])
+        lesson.limit(asked)
     elif failure is not None and all(call.error is None for call in group):
         lesson.proven = False
 
 
 def _run_alone(call: Call, lesson: BatchLesson) -> None:
-    call.shared = 1
+    call.shared = call.requests
     try:
-        started = time.perf_counter()
-        call.output = call.forward(*call.args, **call.kwargs)
-        _finish(call)
+        with ForwardCost(_device(call)) as cost:
+            call.output = call.forward(*call.args, **call.kwargs)
         if call.layout is not None:
-            lesson.note([call.rows], time.perf_counter() - started)
+            lesson.note(call.row_counts, cost.seconds)
+            lesson.note_memory(call.rows, cost.peak_bytes, cost.free_bytes)
     except BaseException as error:  # noqa: BLE001 - raised in the thread whose call it is
         call.error = error
+    if call.requests > 1 and call.error is not None and is_out_of_memory(call.error):
+        lesson.limit(call.row_counts)
+        _run_in_parts(call, lesson)
+
+
+def _run_in_parts(call: Call, lesson: BatchLesson) -> None:
+    """Run a call that was too large for the memory by smaller ones."""
+    parts = call.parts()
+    if not parts:
+        return
+    _logger.warning("%d requests together need too much memory, they run by parts", call.requests)
+    call.error = None
+    torch.cuda.empty_cache()
+    for part, _ in parts:
+        _run_alone(part, lesson)
+    call.gather(parts)
 
 
 def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
@@ -127,10 +203,8 @@ def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
     assert first.layout is not None
     try:
         merged = merge([call.arguments for call in group], rows)
-        started = time.perf_counter()
-        output = first.forward(**merged)
-        _finish(first)
-        seconds = time.perf_counter() - started
+        with ForwardCost(first.layout.device) as cost:
+            output = first.forward(**merged)
         parts = split(output, rows, first.layout.form)
     except Unmergeable as error:
         if error.name == "output":
@@ -140,9 +214,11 @@ def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
     if lesson.proven is None:
         _prove(group, parts, lesson)
     else:
+        shared = sum(call.requests for call in group)
         for call, part in zip(group, parts, strict=True):
-            call.output, call.shared = part, len(group)
-    lesson.note(rows, seconds)
+            call.output, call.shared = part, shared
+    lesson.note([each for call in group for each in call.row_counts], cost.seconds)
+    lesson.note_memory(sum(rows), cost.peak_bytes, cost.free_bytes)
     return True
 
 
@@ -161,10 +237,8 @@ def _prove(group: Sequence[Call], parts: Sequence[Any], lesson: BatchLesson) -> 
         )
 
 
-def _finish(call: Call) -> None:
-    """Wait for the device, so that the time is that of the work and errors come from here."""
-    if call.layout is not None and call.layout.device.type == "cuda":
-        torch.cuda.current_stream(call.layout.device).synchronize()
+def _device(call: Call) -> torch.device | None:
+    return None if call.layout is None else call.layout.device
 
 
 @functools.cache
