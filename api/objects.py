@@ -104,6 +104,7 @@ class ParametersSchema(Schema):
     output_format = _one_of(IMAGE_FORMATS, "File format of the outputs.")
     output_compression = _whole("Quality of jpeg and webp.", allow_none=True)
     deterministic = fields.Boolean(metadata={"description": "Whether it runs alone."})
+    preview = fields.Boolean(metadata={"description": "Whether its events show small pictures."})
 
 
 class OutputObjectSchema(Schema):
@@ -193,6 +194,7 @@ class TakesSchema(Schema):
     negative_prompt = fields.Boolean()
     guidance_scale = fields.Boolean()
     true_cfg_scale = fields.Boolean()
+    preview = fields.Boolean()
 
 
 class LimitsSchema(Schema):

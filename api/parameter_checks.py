@@ -137,6 +137,8 @@ class ParameterChecks:
 
     def _refused(self) -> Iterator[FieldError]:
         """What the pipeline would silently leave aside is refused instead."""
+        if self.values.get("preview") and not self.model.abilities.preview:
+            yield FieldError("preview", f"{self.model.name!r} can show none; leave it out")
         for name in sorted(_untaken(self.model.abilities)):
             if self.values.get(name) is not None:
                 yield FieldError(name, f"{self.model.name!r} takes none; leave it out")

@@ -110,6 +110,7 @@ def model_object(
             "negative_prompt": abilities.negative_prompt,
             "guidance_scale": abilities.guidance_scale,
             "true_cfg_scale": abilities.true_cfg_scale,
+            "preview": abilities.preview,
         },
         "limits": {
             "max_pixels": max_pixels(model, settings),

@@ -31,7 +31,7 @@ _HEADING: Final = "The request is refused"
 _MAX_SECONDS: Final = 31_536_000.0
 _INPUTS: Final = frozenset({"image", "mask_image"})
 _NEVER_CHANGED: Final = frozenset({"model", "metadata"})
-_CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "timeout"})
+_CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "preview", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ NOT_SERVED: Final = frozenset(
         "fps",
         "lora",
         "num_frames",
-        "preview",
         "strength",
         "webhook",
     }
@@ -201,6 +200,7 @@ class RequestBodySchema(Schema):
     output_format = OneOf(*IMAGE_FORMATS, metadata=described("File format of the outputs."))
     output_compression = _Whole("Quality of jpeg and webp.", minimum=0, maximum=100)
     deterministic = _Flag("Run alone, so that the bytes are equal on any replica.")
+    preview = _Flag("Show small pictures of it in its events while it runs.")
     priority = OneOf(*Priority, metadata=described("Place in the line.", default="normal"))
     expires_in = _Number("Seconds within which it must start.", minimum=0)
     timeout = _Number("Seconds it may run.", minimum=0)

@@ -109,7 +109,7 @@ def newest(query: dict[str, Any]) -> dict[str, Any]:
 @blueprint.doc(requestBody=body_content(RequestEditSchema))
 @blueprint.response(200, RequestObjectSchema)
 def edit(request_id: str) -> dict[str, Any]:
-    """Change a request: anything while it waits, guidance_scale and timeout while it runs."""
+    """Change a request: anything while it waits; guidance, preview and timeout later too."""
     service = current_service()
     body = read_body(RequestEditSchema())
     for tries_left in reversed(range(_EDIT_TRIES)):

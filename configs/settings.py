@@ -44,6 +44,7 @@ class Settings:
         max_attempts: Crashes that a request may be in flight in before it is failed.
         priority_age_s: Waiting time after which a request is treated as one priority higher.
         max_wait_s: Longest that one call may be held by `Prefer: wait`.
+        preview_every_s: Least time between two previews of a running request.
         max_waiting_per_replica: Requests that may wait for one replica; above that 429.
         max_long_polls: Held calls and event streams at a time, for each API process.
         replica_offset: Number of this host's first replica.
@@ -77,6 +78,7 @@ class Settings:
     max_attempts: int = 3
     priority_age_s: float = 600.0
     max_wait_s: float = 60.0
+    preview_every_s: float = 0.5
     max_waiting_per_replica: int = 1000
     max_long_polls: int = 256
     replica_offset: int = 0

@@ -59,6 +59,7 @@ class SettingsSchema(Schema):
     max_attempts = Whole(1, 100, "attempts", strict=False, data_key="MAX_ATTEMPTS")
     priority_age_s = Number(1, _YEAR_S, "seconds", strict=False, data_key="PRIORITY_AGE_S")
     max_wait_s = Number(0, 3600, "seconds", strict=False, data_key="MAX_WAIT_S")
+    preview_every_s = Number(0, 3600, "seconds", strict=False, data_key="PREVIEW_EVERY_S")
     max_waiting_per_replica = Whole(
         1, 1_000_000, "requests", strict=False, data_key="MAX_WAITING_PER_REPLICA"
     )

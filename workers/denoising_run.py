@@ -38,10 +38,12 @@ class DenoisingRun:
         steps: int,
         turn: threading.Lock,
         leave: Callable[[], None],
+        show: Callable[[int, torch.Tensor], None],
     ) -> None:
         """Watch `pipe`, whose scheduler must be its own; an engine's runs share `turn`.
 
-        `leave` is called after the last step, before the turn to decode is waited for.
+        `leave` is called after the last step, before the turn to decode is waited for; `show` after
+        each step, with its number and the latents.
         """
         self.steps = steps
         self.step = 0
@@ -50,6 +52,7 @@ class DenoisingRun:
         self._observer = observer
         self._turn = turn
         self._leave = leave
+        self._show = show
         self._holds_turn = False
         self._started = self._ended = time.perf_counter()
         self._first_forward: float | None = None
@@ -104,6 +107,7 @@ class DenoisingRun:
             self.before_forward()
         self.step += 1
         self.steps = max(self.steps, self.step)
+        self._show(self.step, sample)
         self._at_boundary()
         if self.step == self.steps:
             # Nobody in the loop may wait for a run that waits for its turn.

@@ -9,6 +9,7 @@ import copy
 import gc
 import logging
 import threading
+from dataclasses import replace
 from typing import Any, Self
 
 import diffusers
@@ -26,6 +27,7 @@ from workers.observer import Observer, SilentObserver
 from workers.pipeline_arguments import call_arguments, left_out
 from workers.pipeline_loader import is_out_of_memory, load_pipeline, short_cause
 from workers.pipeline_tasks import arguments_of, task_pipelines
+from workers.preview import Preview
 from workers.prompt_limit import cut_warnings, prompt_limits
 from workers.rendezvous import Rendezvous
 
@@ -44,6 +46,7 @@ class Engine:
         self.abilities = abilities
         self._pipe = pipe
         self._limits = prompt_limits(pipe)
+        self._preview = Preview(abilities.size_multiple)
         self._turn = threading.Lock()
         self._current = threading.local()
         self._vae_dtype = getattr(getattr(pipe, "vae", None), "dtype", None)
@@ -92,6 +95,7 @@ class Engine:
             mask=Image.new("L", size, "white") if task == INPAINT else None,
         )
         self.generate(parameters, SilentObserver(), inputs)
+        self.abilities = replace(abilities, preview=self._preview.ready)
 
     def generate(
         self, parameters: Parameters, observer: Observer, inputs: Inputs | None = None
@@ -140,8 +144,14 @@ class Engine:
         pipe = self._copy_with_scheduler(self._pipe_for(parameters, inputs), parameters.scheduler)
         arguments = call_arguments(parameters, self._taken[parameters.task], inputs)
         with self.rendezvous.member(alone=parameters.deterministic) as member:
+            latents: list[torch.Tensor] = []
+
+            def show(step: int, sample: torch.Tensor) -> None:
+                latents[:] = [sample]
+                self._show(step, sample, parameters, observer)
+
             run = DenoisingRun(
-                pipe, observer, parameters.num_inference_steps, self._turn, member.leave
+                pipe, observer, parameters.num_inference_steps, self._turn, member.leave, show
             )
             self._current.run = run
             try:
@@ -161,6 +171,10 @@ class Engine:
             videos = to_videos(output.frames, fps)
         else:
             images = to_images(output.images)
+        if latents:
+            self._preview.learn(
+                latents[0], images[0] if images else Image.fromarray(videos[0].frames[0])
+            )
         encode_s, denoise_s, decode_s = run.timings
         return Generation(
             images=images,
@@ -184,6 +198,14 @@ class Engine:
         if task == INPAINT and inputs.mask is None:
             raise GenerationFailed(f"mask_image: {task} needs one")
         return self._pipes[task]
+
+    def _show(
+        self, step: int, sample: torch.Tensor, parameters: Parameters, observer: Observer
+    ) -> None:
+        if observer.wants_preview():
+            picture = self._preview.render(sample, parameters.width, parameters.height)
+            if picture is not None:
+                observer.on_preview(step, picture)
 
     def _copy_with_scheduler(self, pipe: Any, name: str | None) -> Any:
         own = self._pipe.scheduler

@@ -13,6 +13,7 @@ from PIL import Image, PngImagePlugin
 from routing.parameters import TEXT_TO_IMAGE, Parameters
 
 _QUALITY = {"jpeg": 95, "webp": 90}
+_PREVIEW_QUALITY = 75
 _USER_COMMENT, _EXIF_IFD = 0x9286, 0x8769
 # A JPEG holds its EXIF in one segment of 64 KiB.
 _COMMENT_BYTES = 60_000
@@ -55,6 +56,13 @@ def encode(
         image = image.convert("RGB")
     file = io.BytesIO()
     image.save(file, format=form, **options)
+    return file.getvalue()
+
+
+def encode_preview(picture: Image.Image) -> bytes:
+    """Return a small picture as a JPEG of a few kilobytes."""
+    file = io.BytesIO()
+    picture.save(file, format="jpeg", quality=_PREVIEW_QUALITY)
     return file.getvalue()
 
 

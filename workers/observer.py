@@ -6,6 +6,8 @@ what is done with it (progress in the record, a deadline, a cancel) is not known
 
 from typing import Protocol
 
+from PIL import Image
+
 
 class Interrupted(BaseException):
     """Ends a run at a step boundary; raised by an observer, caught by name in the task alone.
@@ -43,6 +45,12 @@ class Observer(Protocol):
     def guidance_scale(self) -> float | None:
         """Return the guidance wanted from the next step on, or None to keep what there is."""
 
+    def wants_preview(self) -> bool:
+        """Return whether a picture of how it looks now is wanted; asked after each step."""
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        """Learn how it looks after `step`: a small RGB picture."""
+
 
 class SilentObserver:
     """Lets a run go through; used to warm up."""
@@ -53,3 +61,10 @@ class SilentObserver:
     def guidance_scale(self) -> float | None:
         """Keep the guidance."""
         return None
+
+    def wants_preview(self) -> bool:
+        """Want none."""
+        return False
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        """Do nothing."""

@@ -126,6 +126,7 @@ class Replica:
             broker=self._router.broker,
             write_metadata=self._settings.output_metadata,
             on_progress=self._reporter.wake,
+            preview_every_s=self._settings.preview_every_s,
         )
         self._reporter.start()
 

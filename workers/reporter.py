@@ -65,6 +65,9 @@ class Reporter:
             if signals is None:
                 run.stop(Stop.LOST)
                 return
+            preview = run.take_preview()
+            if preview is not None:
+                self._claims.preview(run.request, *preview)
             if signals.cancel:
                 run.stop(Stop.CANCELED)
             if signals.revision != run.request.revision:

@@ -9,12 +9,16 @@ Does not know Redis: the reporter carries its progress there and the record's wi
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
 
+from PIL import Image
+
 from routing.record import Request
+from workers.images import encode_preview
 from workers.observer import Interrupted
 
 
@@ -35,6 +39,8 @@ class Run:
         request: Request,
         on_progress: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        preview_every_s: float = 0.5,
     ) -> None:
         """Start the time it may run now; call ``on_progress`` after each step."""
         self.request = request
@@ -47,6 +53,9 @@ class Run:
         self._started = clock()
         self.timeout = request.timeout
         self._guidance_scale: float | None = None
+        self._preview_every_s = preview_every_s
+        self._preview: tuple[int, bytes] | None = None
+        self._shown_at = -math.inf
         self._stop: Stop | None = None
         self._lock = threading.Lock()
 
@@ -57,7 +66,7 @@ class Run:
                 self._stop = why
 
     def edit(self, request: Request) -> None:
-        """Take over what may change while it runs: guidance scale and timeout."""
+        """Take over what may change while it runs: guidance scale, preview and timeout."""
         if request.parameters.guidance_scale != self.request.parameters.guidance_scale:
             self._guidance_scale = request.parameters.guidance_scale
         self.timeout = request.timeout
@@ -66,6 +75,23 @@ class Run:
     def guidance_scale(self) -> float | None:
         """Return the guidance scale it was changed to while running, or None."""
         return self._guidance_scale
+
+    def wants_preview(self) -> bool:
+        """Return whether the client wants to see it, and has not just seen it."""
+        if not self.request.parameters.preview:
+            return False
+        return self._clock() - self._shown_at >= self._preview_every_s
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        """Keep how it looks for the reporter to carry on; only the newest counts."""
+        self._shown_at = self._clock()
+        self._preview = step, encode_preview(picture)
+        self._on_progress()
+
+    def take_preview(self) -> tuple[int, bytes] | None:
+        """Return the newest preview, its step and a JPEG, once."""
+        preview, self._preview = self._preview, None
+        return preview
 
     def on_step(self, step: int, steps: int) -> None:
         """Note that ``step`` of ``steps`` are done.

@@ -45,6 +45,7 @@ class Runner:
     broker: Broker
     write_metadata: bool
     on_progress: Callable[[], None]
+    preview_every_s: float = 0.5
     runs: dict[str, Run] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
     step_s: float | None = None
@@ -67,7 +68,9 @@ class Runner:
             return None
         if request is None:
             return None
-        run = self.runs[request.id] = Run(request, self.on_progress)
+        run = self.runs[request.id] = Run(
+            request, self.on_progress, preview_every_s=self.preview_every_s
+        )
         if self.stopped_for is not None:  # claimed while the others were being stopped
             run.stop(self.stopped_for)
         self.on_progress()

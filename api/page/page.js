@@ -74,6 +74,10 @@ function body() {
   for (const [name, value] of new FormData(form)) {
     const text = value.trim();
     if (text === "" || form.elements[name].closest("[hidden]")) continue;
+    if (form.elements[name].type === "checkbox") {
+      given[name] = true;
+      continue;
+    }
     given[name] = NUMBERS.includes(name) || name === "seed" ? numeral(text) : text;
   }
   return given;
@@ -119,7 +123,9 @@ function labelOf(name) {
 
 function reuse(parameters) {
   for (const field of form.elements) {
-    if (field.name in parameters) field.value = parameters[field.name] ?? "";
+    if (!(field.name in parameters)) continue;
+    if (field.type === "checkbox") field.checked = parameters[field.name];
+    else field.value = parameters[field.name] ?? "";
   }
   form.elements.prompt.focus();
 }

@@ -6,10 +6,12 @@ const RETRY_EVERY_MS = 3000;
 const KEPT = 50;
 const STORED = "diffusion-requests";
 const SMALL = 256;
+const WATCHED_AT_ONCE = 2;
 const ENDED = new Set(["succeeded", "failed", "canceled", "expired"]);
 
 const list = document.getElementById("requests");
 const cards = new Map();
+const watching = new Map();
 let onReuse = () => {};
 let following = false;
 
@@ -59,11 +61,13 @@ export function showRequest(request, { first = false } = {}) {
   }
   card.request = request;
   fill(card.element, request);
+  watch(card.element, request);
   remember();
   follow();
 }
 
 function forget(id) {
+  unwatch(id);
   cards.get(id)?.element?.remove();
   cards.delete(id);
   remember();
@@ -112,6 +116,31 @@ function pause(milliseconds) {
 function say(id, message) {
   const element = cards.get(id)?.element;
   if (element) element.querySelector(".status").textContent = message;
+}
+
+// --- previews ---------------------------------------------------------------
+
+// Browsers open six connections to one host, so a few cards may follow events; the others only poll.
+function watch(element, request) {
+  const wanted = request.status === "running" && request.parameters.preview;
+  const watched = watching.has(request.id);
+  if (wanted && !watched && watching.size < WATCHED_AT_ONCE) {
+    const source = new EventSource(`${request.urls.events.slice(1)}`);
+    source.addEventListener("preview", (event) => {
+      const image = element.querySelector(".preview");
+      image.src = JSON.parse(event.data).image;
+      image.hidden = false;
+    });
+    watching.set(request.id, source);
+  } else if (!wanted && watched) {
+    unwatch(request.id);
+  }
+  if (ENDED.has(request.status)) element.querySelector(".preview").hidden = true;
+}
+
+function unwatch(id) {
+  watching.get(id)?.close();
+  watching.delete(id);
 }
 
 // --- one card ---------------------------------------------------------------

@@ -70,15 +70,13 @@ def test_enter_makes_a_picture_that_is_shown(page: Page, service: Service) -> No
     page.fill(prompt="a red circle on a blue background", seed="7")
     page.field("prompt").send_keys(Keys.ENTER)
     wait_until(lambda: page.status_of_first() == "succeeded", PATIENCE_S, "the picture")
-    drawn = (
-        "const i = document.querySelector('#requests img'); return i?.complete && i.naturalWidth"
-    )
+    drawn = "const i = document.querySelector('#requests .outputs img'); return i?.complete && i.naturalWidth"
     assert wait_until(lambda: page.run(drawn), PATIENCE_S, "the picture to be drawn") == 64
     text = page.cards()[0].text
     assert "a red circle on a blue background" in text
     assert "seed 7" in text
     assert "by replica" in text
-    image = page.cards()[0].find_element(By.TAG_NAME, "img")
+    image = page.cards()[0].find_element(By.CSS_SELECTOR, ".outputs img")
     assert image.get_attribute("alt") == "a red circle on a blue background"
     assert image.size == {"width": 256, "height": 256}
     assert image.value_of_css_property("image-rendering") == "pixelated"
@@ -138,4 +136,16 @@ def test_the_docs_page_opens_the_spec_from_here(page: Page, service: Service) ->
     )
     loaded = page.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert [name for name in loaded if not name.startswith((service.url, "data:"))] == []
+    assert page.complaints() == []
+
+
+def test_a_running_request_shows_how_it_looks_so_far(page: Page) -> None:
+    page.fill(prompt="a red circle on a blue background", num_inference_steps=LONG)
+    page.field("prompt").send_keys(Keys.ENTER)
+    drawn = "return document.querySelector('#requests .preview').naturalWidth"
+    wait_until(lambda: page.run(drawn) == 64, PATIENCE_S, "a preview")
+    assert page.cards()[0].find_element(By.CLASS_NAME, "preview").is_displayed()
+    page.press("cancel")
+    wait_until(lambda: page.status_of_first() == "canceled", PATIENCE_S, "the cancel")
+    assert not page.cards()[0].find_element(By.CLASS_NAME, "preview").is_displayed()
     assert page.complaints() == []

@@ -1,12 +1,18 @@
 """An observer that writes down where a run is, and may stop or steer it."""
 
+from PIL import Image
+
 from workers.observer import Interrupted
 
 
 class Recorder:
     """Keeps every `(step, steps)`; raises at call number `stop_at`; asks for a guidance scale."""
 
-    def __init__(self, stop_at: int | None = None, guidance: float | None = None) -> None:
+    def __init__(
+        self, stop_at: int | None = None, guidance: float | None = None, *, preview: bool = False
+    ) -> None:
+        self.previews: list[tuple[int, Image.Image]] = []
+        self._preview = preview
         self.calls: list[tuple[int, int]] = []
         self._stop_at = stop_at
         self._guidance = guidance
@@ -15,6 +21,12 @@ class Recorder:
         self.calls.append((step, steps))
         if len(self.calls) - 1 == self._stop_at:
             raise Interrupted("canceled")
+
+    def wants_preview(self) -> bool:
+        return self._preview
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        self.previews.append((step, picture))
 
     def guidance_scale(self) -> float | None:
         return self._guidance

@@ -23,6 +23,7 @@ NUMBERS = {
     "MAX_ATTEMPTS": ("5", 5),
     "PRIORITY_AGE_S": ("30", 30.0),
     "MAX_WAIT_S": ("10", 10.0),
+    "PREVIEW_EVERY_S": ("2", 2.0),
     "MAX_WAITING_PER_REPLICA": ("7", 7),
     "MAX_LONG_POLLS": ("8", 8),
     "REPLICA_OFFSET": ("4", 4),
