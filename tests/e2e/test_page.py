@@ -70,7 +70,10 @@ def test_enter_makes_a_picture_that_is_shown(page: Page, service: Service) -> No
     page.fill(prompt="a red circle on a blue background", seed="7")
     page.field("prompt").send_keys(Keys.ENTER)
     wait_until(lambda: page.status_of_first() == "succeeded", PATIENCE_S, "the picture")
-    drawn = "const i = document.querySelector('#requests .outputs img'); return i?.complete && i.naturalWidth"
+    drawn = (
+        "const i = document.querySelector('#requests .outputs img');"
+        "return i?.complete && i.naturalWidth"
+    )
     assert wait_until(lambda: page.run(drawn), PATIENCE_S, "the picture to be drawn") == 64
     text = page.cards()[0].text
     assert "a red circle on a blue background" in text
