@@ -1,14 +1,17 @@
-"""The API as a script sees it: the few calls for replicas, over HTTP.
+"""The API as a script sees it: the calls for replicas and requests, over HTTP.
 
 Does not know what is done with the answers.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -22,6 +25,15 @@ class NoAnswer(Exception):
 
 class Refused(Exception):
     """Raised where the API refuses a call, or what answers is no such API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a request; its id is empty where a stream is not to be resumed after it."""
+
+    name: str
+    data: dict[str, Any]
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +60,88 @@ class Door:
         """
         self._call("POST", f"/v1/replicas/{urllib.parse.quote(name)}/restart?drain_s={drain_s:g}")
 
-    def _call(self, method: str, path: str) -> Any:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        try:
-            request = urllib.request.Request(self.url + path, headers=headers, method=method)  # noqa: S310
-            with urllib.request.urlopen(request, timeout=_CALL_S) as answer:  # noqa: S310
+    def submit(self, body: Mapping[str, Any], idempotency_key: str) -> dict[str, Any]:
+        """Submit a request and return its object; with the same key again, the same one.
+
+        Raises:
+            NoAnswer, Refused: As said there.
+        """
+        headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        request: dict[str, Any] = self._call("POST", "/v1/requests", data, headers)
+        return request
+
+    def cancel(self, request_id: str) -> dict[str, Any]:
+        """Cancel a request and return its object.
+
+        Raises:
+            NoAnswer, Refused: As said there.
+        """
+        request: dict[str, Any] = self._call("POST", f"/v1/requests/{request_id}/cancel")
+        return request
+
+    def events(self, request_id: str, last: str = "") -> Iterator[Event]:
+        """Yield the events of a request after the one with the id ``last``.
+
+        The stream may end before the request does: ask again from the last event on.
+
+        Raises:
+            NoAnswer, Refused: As said there.
+        """
+        headers = {"Last-Event-ID": last} if last else {}
+        with self._open("GET", f"/v1/requests/{request_id}/events", None, headers) as answer:
+            name, number = "", ""
+            for raw in answer:
+                field, _, value = raw.decode().rstrip("\n").partition(": ")
+                if field == "id":
+                    number = value
+                elif field == "event":
+                    name = value
+                elif field == "data":
+                    yield Event(name, json.loads(value), number)
+                    number = ""
+
+    def file(self, path: str) -> bytes:
+        """Return the bytes of an output.
+
+        Raises:
+            NoAnswer, Refused: As said there.
+        """
+        with self._open("GET", path, None, {}) as answer:
+            data: bytes = answer.read()
+            return data
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        with self._open(method, path, data, headers or {}) as answer:
+            try:
                 return json.load(answer)
+            except ValueError as error:
+                raise Refused(f"{self.url} is no API of this service: {error}") from error
+
+    @contextmanager
+    def _open(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[Any]:
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        try:
+            request = urllib.request.Request(  # noqa: S310
+                self.url + path, data=data, headers={**headers, **key}, method=method
+            )
+            with urllib.request.urlopen(request, timeout=_CALL_S) as answer:  # noqa: S310
+                yield answer
         except urllib.error.HTTPError as error:
             message = _message(error)
             if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise NoAnswer(message) from error
             raise Refused(message) from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise NoAnswer(f"{self.url} does not answer: {error}") from error
-        except ValueError as error:
-            raise Refused(f"{self.url} is no API of this service: {error}") from error
 
 
 def _message(error: urllib.error.HTTPError) -> str:
