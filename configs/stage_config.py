@@ -13,11 +13,40 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 
+ParallelWay = Literal["auto", "cfg", "context", "device_map"]
+
+
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How one replica spreads over devices; `world_size` is the devices of one replica."""
+    """How one replica spreads over devices.
+
+    Attributes:
+        world_size: Devices of one replica.
+        ulysses_degree: Ranks among which the heads of each attention are dealt out.
+        ring_degree: Ranks among which keys and values of each attention go round.
+        cfg_parallel_size: Denoiser copies among which the rows of each call are dealt out.
+        device_map: `balanced` puts the parts of the pipeline on different devices.
+    """
 
     world_size: int = 1
+    ulysses_degree: int = 1
+    ring_degree: int = 1
+    cfg_parallel_size: int = 1
+    device_map: Literal["balanced"] | None = None
+
+    @property
+    def context_degree(self) -> int:
+        """Ranks that share each denoiser call by cutting its sequence."""
+        return self.ulysses_degree * self.ring_degree
+
+    @property
+    def way(self) -> ParallelWay:
+        """How several devices are used; `auto` leaves it to what the model can do."""
+        if self.device_map is not None:
+            return "device_map"
+        if self.context_degree > 1:
+            return "context"
+        return "cfg" if self.cfg_parallel_size > 1 else "auto"
 
 
 @dataclass(frozen=True)

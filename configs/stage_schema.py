@@ -4,6 +4,7 @@ It knows every key, its bounds and its refusal. It does not read files, and does
 devices this machine has.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,10 +17,20 @@ from configs.stage_fields import Devices, Environment, Model
 
 _MOST_REPLICAS: Final = 1024
 _MOST_DEVICES: Final = 1024
+_DEGREES: Final = ("ulysses_degree", "ring_degree", "cfg_parallel_size")
+_UNSERVED: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _FED_BY_A_STAGE: Final = (
     "feeds this stage from other stages, and each stage here answers requests on its own; "
     "leave the key out, or serve the stages as one pipeline"
 )
+
+
+def _unserved_degree(instead: str) -> fields.Integer:
+    """A degree that can only be 1 here."""
+    reason = f"is a way to split a model that is not served here; leave it out; {instead}"
+    return fields.Integer(
+        strict=True, error_messages={"invalid": reason}, validate=validate.Equal(1, error=reason)
+    )
 
 
 class ParallelConfigSchema(SectionSchema):
@@ -28,10 +39,25 @@ class ParallelConfigSchema(SectionSchema):
     section = "under engine_args.parallel_config"
 
     world_size = Whole(1, _MOST_DEVICES, "devices of one replica")
+    ulysses_degree = Whole(1, _MOST_DEVICES, "ranks")
+    ring_degree = Whole(1, _MOST_DEVICES, "ranks")
+    cfg_parallel_size = Whole(1, _MOST_DEVICES, "denoiser copies")
+    device_map = OneOf("balanced")
+    tensor_parallel_size = _unserved_degree("ulysses_degree shares each call among devices")
+    pipeline_parallel_size = _unserved_degree("device_map: balanced puts parts on several devices")
+    data_parallel_size = _unserved_degree("runtime.num_replicas serves more requests at a time")
+
+    @validates_schema
+    def _refuse_what_does_not_add_up(self, data: Mapping[str, Any], **_: Any) -> None:
+        faults = dict(_parallel_faults(data))
+        if faults:
+            raise ValidationError(faults)
 
     @post_load
     def _build(self, data: dict[str, Any], **_: Any) -> ParallelConfig:
-        return ParallelConfig(**data)
+        served = {name: data[name] for name in data if name not in _UNSERVED}
+        degrees = [data.get(name, 1) for name in _DEGREES]
+        return ParallelConfig(**{"world_size": math.prod(degrees), **served})
 
 
 class EngineArgsSchema(SectionSchema):
@@ -158,6 +184,30 @@ class StageFileSchema(SectionSchema):
     @post_load
     def _build(self, data: dict[str, Any], **_: Any) -> tuple[StageConfig, ...]:
         return tuple(data["stages"])
+
+
+def _parallel_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Keys of a `parallel_config` that do not go together, with the reasons."""
+    degrees = {name: data[name] for name in _DEGREES if data.get(name, 1) > 1}
+    product = math.prod(degrees.values())
+    world_size = data.get("world_size", product)
+    if degrees and world_size != product:
+        reason = (
+            f"is not ulysses_degree x ring_degree x cfg_parallel_size, which is {product}; "
+            "make them agree, or leave world_size out"
+        )
+        yield "world_size", [reason]
+    if "cfg_parallel_size" in degrees and len(degrees) > 1:
+        reason = (
+            "does not go together with ulysses_degree or ring_degree here; split by one of the "
+            "two, and use more replicas for the rest of the devices"
+        )
+        yield "cfg_parallel_size", [reason]
+    if "device_map" in data and degrees:
+        names = " and ".join(degrees)
+        yield "device_map", [f"puts parts on devices, and {names} share each call; leave out one"]
+    elif "device_map" in data and world_size < 2:
+        yield "device_map", ["needs several devices; set world_size, or leave it out"]
 
 
 def _kind_fault(stage: Mapping[Any, Any]) -> str | None:

@@ -21,6 +21,7 @@ from configs.stages import ReplicaPlan
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from workers.abilities import DEFAULT_FPS, inspect_abilities
 from workers.denoising_run import DenoisingRun
+from workers.device_chunk import DeviceChunk
 from workers.generation import Generation, Video, output_warnings, to_images, to_videos
 from workers.inputs import Inputs
 from workers.observer import Observer, SilentObserver
@@ -45,6 +46,7 @@ class Engine:
         """Serve `pipe`, which the engine owns from here on."""
         self.abilities = abilities
         self._pipe = pipe
+        self._chunk = DeviceChunk()
         self._limits = prompt_limits(pipe)
         self._preview = Preview(abilities.size_multiple)
         self._turn = threading.Lock()
@@ -66,7 +68,10 @@ class Engine:
             ModelLoadFailed: With the model, the cause and a mend.
         """
         pipe = load_pipeline(plan)
-        return cls(pipe, inspect_abilities(pipe, plan.stage.default_sampling_params))
+        chunk = DeviceChunk.open(pipe, plan)
+        engine = cls(pipe, inspect_abilities(pipe, plan.stage.default_sampling_params))
+        engine._chunk = chunk
+        return engine
 
     def warm_up(self) -> None:
         """Make one output of the default size in two steps, so that no client gets the slow run.

@@ -50,12 +50,12 @@ _MENDS = (
 def load_pipeline(plan: ReplicaPlan) -> Any:
     """Return the pipeline of `plan`, ready on its devices, in evaluation mode.
 
-    On CUDA the replica sees only its own chunk, as devices 0 to world_size - 1. One device holds
-    the whole pipeline; over several the parts are spread by diffusers' `device_map="balanced"`
-    (text encoders, denoiser and autoencoder on different devices, which adds memory and not
-    speed). On CPU the chunk's cores become as many threads. `dtype: auto` is bfloat16 on CUDA and
-    float32 on CPU, whatever type the weights were saved in. Weights load from safetensors where
-    the model has them.
+    On CUDA the replica sees only its own chunk, as devices 0 to world_size - 1. The first holds the
+    whole pipeline (``workers.device_chunk`` gives the others work), unless the parts are spread by
+    diffusers' `device_map="balanced"` (text encoders, denoiser and autoencoder on different
+    devices, which adds memory and not speed). On CPU the chunk's cores become as many threads.
+    `dtype: auto` is bfloat16 on CUDA and float32 on CPU, whatever type the weights were saved in.
+    Weights load from safetensors where the model has them.
 
     Raises:
         ModelLoadFailed: Whatever went wrong, in one line with a mend.
@@ -92,7 +92,12 @@ def _load(plan: ReplicaPlan, args: EngineArgs) -> Any:
     untyped_diffusers.utils.logging.disable_progress_bar()
     untyped_transformers.utils.logging.disable_progress_bar()
     device = _device(args)
-    spread = device == "cuda" and len(plan.devices) > 1
+    spread = args.parallel_config.device_map is not None
+    if spread and device == "cpu":
+        raise ModelLoadFailed(
+            f"{args.model}: parallel_config.device_map: balanced spreads parts over CUDA devices,"
+            " and these are CPU cores; leave it out"
+        )
     if device == "cpu":
         torch.set_num_threads(len(plan.devices))
     pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(

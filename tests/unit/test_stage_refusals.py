@@ -121,6 +121,13 @@ def test_a_number_of_replicas_that_is_no_whole_number(tmp_path: Path, written: o
             0,
             "0 is out of range; give a whole number from 1",
         ),
+        ("engine_args.parallel_config.ring_degree", 0, "0 is out of range; give a whole number"),
+        (
+            "engine_args.parallel_config.tensor_parallel_size",
+            2,
+            "2 is a way to split a model that is not served here; leave it out; ulysses_degree",
+        ),
+        ("engine_args.parallel_config.device_map", "auto", "give one of balanced"),
         ("default_sampling_params", [], "[] is not a mapping"),
         (
             "default_sampling_params.num_inference_steps",
@@ -178,7 +185,8 @@ def test_a_wrong_variable(tmp_path: Path, name: str, written: object, expected: 
         ("engin_args", "did you mean engine_args?"),
         ("Runtime", "did you mean runtime?"),
         ("engine_args.modle", "did you mean model?"),
-        ("engine_args.tensor_parallel_size", "take it out"),
+        ("engine_args.tensor_parallel_size", "it belongs under engine_args.parallel_config"),
+        ("engine_args.qqq", "take it out"),
         ("engine_args.parallel_config.worldsize", "did you mean world_size?"),
         ("default_sampling_params.steps", "did you mean num_inference_steps?"),
         ("default_sampling_params.guidance", "did you mean guidance_scale?"),
@@ -431,3 +439,39 @@ def test_any_value_is_taken_or_refused_by_path(tmp_path: Path, path: str, value:
         return
     assert params
     assert all(param.startswith("stages[0].") for param in params)
+
+
+@pytest.mark.parametrize(
+    ("written", "path", "expected"),
+    [
+        (
+            {"world_size": 4, "ulysses_degree": 2},
+            "world_size",
+            "4 is not ulysses_degree x ring_degree x cfg_parallel_size, which is 2; make them",
+        ),
+        (
+            {"world_size": 2, "ulysses_degree": 2, "ring_degree": 2},
+            "world_size",
+            "2 is not ulysses_degree x ring_degree x cfg_parallel_size, which is 4",
+        ),
+        (
+            {"cfg_parallel_size": 2, "ulysses_degree": 2},
+            "cfg_parallel_size",
+            "2 does not go together with ulysses_degree or ring_degree here",
+        ),
+        (
+            {"device_map": "balanced", "ring_degree": 2},
+            "device_map",
+            "'balanced' puts parts on devices, and ring_degree share each call; leave out one",
+        ),
+        ({"device_map": "balanced"}, "device_map", "'balanced' needs several devices"),
+    ],
+)
+def test_a_parallel_config_that_does_not_add_up(
+    tmp_path: Path, written: dict[str, object], path: str, expected: str
+) -> None:
+    document = changed("engine_args.parallel_config", written)
+    document["stages"][0]["runtime"] = {}
+    found, message = sole(refusal(tmp_path, document))
+    assert found == f"stages[0].engine_args.parallel_config.{path}"
+    assert expected in message

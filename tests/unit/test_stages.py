@@ -324,3 +324,24 @@ def test_another_model_brings_neither_name_nor_defaults_of_the_files_own() -> No
     assert (other.model_name, dict(other.default_sampling_params)) == ("Qwen/Qwen-Image", {})
     assert other.runtime == own.runtime
     assert same == own
+
+
+@pytest.mark.parametrize(
+    ("written", "world_size", "way"),
+    [
+        ({}, 1, "auto"),
+        ({"world_size": 2}, 2, "auto"),
+        ({"world_size": 2, "ulysses_degree": 1}, 2, "auto"),
+        ({"cfg_parallel_size": 2}, 2, "cfg"),
+        ({"ulysses_degree": 2, "ring_degree": 2}, 4, "context"),
+        ({"world_size": 2, "ring_degree": 2}, 2, "context"),
+        ({"world_size": 2, "device_map": "balanced"}, 2, "device_map"),
+    ],
+)
+def test_devices_of_a_replica_follow_from_the_degrees(
+    tmp_path: Path, written: dict[str, Any], world_size: int, way: str
+) -> None:
+    (only,) = load(tmp_path, {"stages": [stage(engine_args={"parallel_config": written})]})
+    parallel = only.engine_args.parallel_config
+    assert (parallel.world_size, parallel.way) == (world_size, way)
+    assert only.runtime.devices == tuple(range(world_size))

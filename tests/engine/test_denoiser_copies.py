@@ -1,0 +1,218 @@
+"""Copies of a denoiser that share the rows of its calls make what one makes."""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.errors import ModelLoadFailed
+from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
+from routing.parameters import Parameters
+from tests.engine.conftest import BUNDLED, MakeParameters
+from tests.engine.recorder import Recorder
+from tests.engine.test_sharing import PROMPTS, Starter, difference, patient
+from tests.engine.tiny_families import FAMILIES, save_family
+from tests.engine.toy_denoiser import ToyDenoiser
+from workers.denoiser_copies import each_copy, spread_rows
+from workers.device_chunk import DeviceChunk
+from workers.engine import Engine
+from workers.lane import Lane, open_lanes
+from workers.pipeline_loader import load_pipeline
+
+
+def plan_of_two(model: Path = BUNDLED, **parallel: Any) -> ReplicaPlan:
+    """A plan for two CPU cores."""
+    config = ParallelConfig(world_size=2, **parallel)
+    args = EngineArgs(model=str(model), device="cpu", parallel_config=config)
+    stage = StageConfig(0, RuntimeConfig((0, 1)), args)
+    return ReplicaPlan("replica0", 0, stage, (0, 1))
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    """A plan of two cores sets two torch threads for what is not the denoiser."""
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def lanes() -> Iterator[list[Lane]]:
+    opened = open_lanes("cpu", 2)
+    yield opened
+    for lane in opened:
+        lane.close()
+
+
+class Watched(ToyDenoiser):
+    """Writes down the thread of each call too; `wrong` rows come out differently in a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[str] = []
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.wrong = False
+
+    def forward(
+        self, sample: torch.Tensor, timestep: torch.Tensor, new_condition: Any = None
+    ) -> tuple[Any]:
+        self.threads.append(threading.current_thread().name)
+        out = super().forward(sample, timestep)[0] * self.weight
+        return (out + self.wrong * len(sample),)
+
+
+@pytest.fixture
+def denoiser(lanes: list[Lane]) -> Watched:
+    made = Watched()
+    spread_rows(made, lanes)
+    for each in each_copy(made):
+        assert isinstance(each, Watched)
+        each.seen, each.threads = [], []
+    return made
+
+
+def test_a_lane_is_one_core_one_thread_and_the_callers_inference_mode(lanes: list[Lane]):
+    with torch.inference_mode():
+        assert lanes[0].submit(torch.is_inference_mode_enabled).result()
+    assert not lanes[0].submit(torch.is_inference_mode_enabled).result()
+    assert [lane.submit(torch.get_num_threads).result() for lane in lanes] == [1, 1]
+    if len(os.sched_getaffinity(0)) > 1:
+        first, second = (lane.submit(os.sched_getaffinity, 0).result() for lane in lanes)
+        assert len(first) == len(second) == 1
+        assert first != second
+
+
+def test_lanes_leave_the_threads_of_everything_else_as_they_are():
+    torch.set_num_threads(2)
+    for lane in open_lanes("cpu", 2):
+        lane.close()
+    assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 2
+
+
+def test_each_copy_runs_its_rows_on_its_lane(denoiser: Watched):
+    sample = torch.arange(10.0).reshape(5, 2)
+    for _ in range(2):
+        assert torch.equal(denoiser(sample, torch.tensor(1.0))[0], 2 * sample + 1)
+    first, second = each_copy(denoiser)
+    assert first is denoiser
+    assert second.seen == [2, 2]
+    assert denoiser.seen == [3, 5, 3]  # the first call proves itself uncut
+    assert len({*first.threads, *second.threads}) == 3
+    assert second.weight.data_ptr() == denoiser.weight.data_ptr()
+
+
+def test_one_row_runs_on_the_first_alone(denoiser: Watched):
+    denoiser(torch.ones(1, 2), torch.tensor(1.0))
+    assert (denoiser.seen, each_copy(denoiser)[1].seen) == ([1], [])
+
+
+def test_what_no_rule_can_cut_runs_whole(denoiser: Watched):
+    made = denoiser(torch.ones(2, 2), torch.tensor(1.0), new_condition=torch.ones(2))
+    assert made[0].tolist() == [[3.0, 3.0]] * 2
+    assert (denoiser.seen, each_copy(denoiser)[1].seen) == ([2], [])
+
+
+def test_a_denoiser_whose_rows_depend_on_each_other_is_never_cut(
+    denoiser: Watched, caplog: pytest.LogCaptureFixture
+):
+    for each in each_copy(denoiser):
+        each.wrong = True
+    sample = torch.ones(2, 2)
+    for _ in range(3):
+        assert denoiser(sample, torch.tensor(1.0))[0].tolist() == [[5.0, 5.0]] * 2
+    assert denoiser.seen == [1, 2, 2, 2]
+    assert caplog.text.count("not cut over devices") == 1
+
+
+def test_the_error_of_a_part_is_that_of_the_call_and_the_next_call_is_right(denoiser: Watched):
+    def poisoned(sample: torch.Tensor):
+        if (sample > 100).any():
+            raise ValueError("poisoned")
+
+    each_copy(denoiser)[1].before = poisoned
+    with pytest.raises(ValueError, match="poisoned"):
+        denoiser(torch.tensor([[1.0], [200.0]]), torch.tensor(1.0))
+    assert denoiser(torch.ones(2, 1), torch.tensor(1.0))[0].tolist() == [[3.0], [3.0]]
+
+
+def test_a_denoiser_with_a_hook_inside_is_refused(lanes: list[Lane]):
+    made = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    made[0].forward = made[0].forward
+    with pytest.raises(ValueError, match=r"Sequential\.0: its forward is replaced by a hook"):
+        spread_rows(made, lanes)
+
+
+def denoiser_of(pipe: Any) -> Any:
+    return getattr(pipe, "unet", None) or pipe.transformer
+
+
+def latents(pipe: Any, outputs: int = 1) -> torch.Tensor:
+    with torch.inference_mode():
+        made: torch.Tensor = pipe(
+            PROMPTS[0],
+            height=32,
+            width=32,
+            num_inference_steps=2,
+            num_images_per_prompt=outputs,
+            generator=[torch.Generator().manual_seed(seed) for seed in range(outputs)],
+            output_type="latent",
+            **({"use_resolution_binning": False} if "PixArt" in type(pipe).__name__ else {}),
+        ).images
+    return made
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_make_on_two_copies_what_they_make_on_one(name: str, lanes: list[Lane]):
+    torch.manual_seed(0)
+    pipe = FAMILIES[name]()
+    pipe.set_progress_bar_config(disable=True)
+    alone = latents(pipe, 3)
+    denoiser = denoiser_of(pipe)
+    spread_rows(denoiser, lanes)
+    calls: list[None] = []
+    each_copy(denoiser)[1].register_forward_pre_hook(lambda *_: calls.append(None))
+    made = latents(pipe, 3)
+    assert len(calls) >= 2
+    assert (made - alone).abs().max() <= 1e-4 * alone.abs().max()
+    assert (alone[0] - alone[1]).abs().max() > 1e-2 * alone.abs().max()
+
+
+def test_a_replica_of_two_cores_makes_the_pictures_of_one(
+    engine: Engine, parameters: MakeParameters
+):
+    asked = [parameters(prompt=prompt, seed=seed) for seed, prompt in enumerate(PROMPTS)]
+    alone = [engine.generate(each, Recorder()) for each in asked]
+    of_two = Engine.load(plan_of_two())
+    patient(of_two.rendezvous)
+    made = [of_two.generate(each, Recorder()) for each in asked]
+    again = [of_two.generate(each, Recorder()) for each in asked]
+    assert max(map(difference, made, alone)) <= 1
+    assert max(map(difference, made, again)) == 0
+    start = threading.Barrier(4)
+
+    def run(each: Parameters):
+        return of_two.generate(each, Starter(start))
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(run, asked))
+    assert max(map(difference, together, alone)) <= 1
+    assert of_two.rendezvous.histogram[4] >= 1
+
+
+def test_spreading_parts_over_cores_is_refused():
+    with pytest.raises(ModelLoadFailed, match="balanced spreads parts over CUDA devices"):
+        load_pipeline(plan_of_two(device_map="balanced"))
+
+
+def test_a_model_that_copies_do_not_go_with_is_refused_at_load(tmp_path: Path):
+    plan = plan_of_two(save_family("stable_diffusion", tmp_path))
+    pipe = load_pipeline(plan)
+    pipe.unet.conv_in.forward = pipe.unet.conv_in.forward
+    with pytest.raises(ModelLoadFailed, match=r"unet|UNet2DConditionModel\.conv_in"):
+        DeviceChunk.open(pipe, plan)
