@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from workers.cutting import cut, even_counts, join
 from workers.lane import Lane
 from workers.merging import Arguments, Unmergeable, layout
 from workers.rounding import excess
+from workers.row_choice import choose_rows, place_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +48,13 @@ def each_copy(module: Any) -> tuple[Any, ...]:
     Whoever changes a denoiser in another way changes each of these.
     """
     return (module, *_copies.get(module, ()))
+
+
+def deal_rows(rows: int, parts: int) -> list[range]:
+    """Return the rows of each of up to `parts` parts, as even as can be, none empty."""
+    parts = min(rows, parts)
+    ends = [-(-rows * (index + 1) // parts) for index in range(parts)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
@@ -99,7 +106,7 @@ class _SpreadForward:
             if described.rows < 2 or self._right.get(kind) is False:
                 return self._whole(args, kwargs)
             try:
-                output = self._spread(arguments, even_counts(described.rows, len(self._lanes)))
+                output = self._spread(arguments, described.rows)
             except Unmergeable as error:
                 self._note(kind, right=False, reason=f"{error.name} can not be cut")
                 return self._whole(args, kwargs)
@@ -118,14 +125,15 @@ class _SpreadForward:
         """Run a call uncut; on a CPU that is with the cores of all lanes."""
         return self._forwards[0](*args, **kwargs)
 
-    def _spread(self, arguments: Arguments, counts: Sequence[int]) -> Any:
-        parts = cut(arguments, counts)
+    def _spread(self, arguments: Arguments, rows: int) -> Any:
+        dealt = deal_rows(rows, len(self._lanes))
+        parts = [choose_rows(arguments, chosen, rows) for chosen in dealt]
         running = [
             lane.submit(self._run_part, forward, part, lane.device)
             for lane, forward, part in zip(self._lanes, self._forwards, parts, strict=False)
         ]
         wait(running)
-        return join([each.result() for each in running], counts)
+        return place_rows([each.result() for each in running], dealt, rows)
 
     def _run_part(self, forward: Callable[..., Any], part: Arguments, device: torch.device) -> Any:
         moved = {name: _moved(value, self._home, device) for name, value in part.items()}

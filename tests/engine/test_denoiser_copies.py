@@ -13,12 +13,12 @@ import torch
 from configs.errors import ModelLoadFailed
 from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
-from tests.engine.conftest import BUNDLED, MakeParameters
+from tests.engine.conftest import BUNDLED, MakeParameters, patient
 from tests.engine.recorder import Recorder
-from tests.engine.test_sharing import PROMPTS, Starter, difference, patient
+from tests.engine.test_sharing import PROMPTS, Starter, difference
 from tests.engine.tiny_families import FAMILIES, save_family
 from tests.engine.toy_denoiser import ToyDenoiser
-from workers.denoiser_copies import each_copy, spread_rows
+from workers.denoiser_copies import deal_rows, each_copy, spread_rows
 from workers.device_chunk import DeviceChunk
 from workers.engine import Engine
 from workers.lane import Lane, open_lanes
@@ -73,6 +73,16 @@ def denoiser(lanes: list[Lane]) -> Watched:
         assert isinstance(each, Watched)
         each.seen, each.threads = [], []
     return made
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "counts"),
+    [(1, 2, [1]), (2, 2, [1, 1]), (5, 2, [3, 2]), (7, 3, [3, 2, 2]), (2, 4, [1, 1])],
+)
+def test_rows_are_dealt_out_evenly_and_no_part_is_empty(rows: int, parts: int, counts: list[int]):
+    dealt = deal_rows(rows, parts)
+    assert sorted(map(len, dealt)) == sorted(counts)
+    assert [row for part in dealt for row in part] == list(range(rows))
 
 
 def test_a_lane_is_one_core_one_thread_and_the_callers_inference_mode(lanes: list[Lane]):
