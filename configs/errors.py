@@ -214,6 +214,16 @@ class ReplicaCrashed(GenerationError):
     retryable = True
 
 
+class DeviceLost(GenerationError):
+    """Raised when a device answers no call of this process any more; no request is failed by it.
+
+    Its replica hands its requests back and ends; it fails by this only at its start.
+    """
+
+    code = "device_lost"
+    retryable = True
+
+
 class TimedOut(GenerationError):
     """Recorded when a request ran longer than its own `timeout`."""
 

@@ -110,17 +110,20 @@ class Claims:
             )
         )
 
-    def hand_back(self, request: Request) -> Moved | None:
-        """Give a claimed request up without blame; None where it ended or was no longer ours."""
-        return self._requeue(request, request.owner, crashed=False)
+    def hand_back(self, request: Request, *, suspect: bool = False) -> Moved | None:
+        """Give a claimed request up without blame; None where it ended or was no longer ours.
+
+        A suspect may have broken its replica, as one of several: it runs alone from then on.
+        """
+        return self._requeue(request, request.owner, "suspect" if suspect else "none")
 
     def move_waiting(self, request: Request) -> Moved | None:
         """Move a waiting request to another ready replica; None without one, or if it started."""
-        return self._requeue(request, "", crashed=False)
+        return self._requeue(request, "", "none")
 
     def move_crashed(self, request: Request) -> Moved | None:
         """Give a request another attempt whose replica died; None where it ended by that."""
-        return self._requeue(request, request.owner, crashed=True)
+        return self._requeue(request, request.owner, "crash")
 
     def expire(self) -> int:
         """End the waiting requests whose time to start is over; return how many there were."""
@@ -142,14 +145,14 @@ class Claims:
             pipeline.hgetall(self._keys.request(request_id))
         return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
 
-    def _requeue(self, request: Request, owner: str, *, crashed: bool) -> Moved | None:
+    def _requeue(self, request: Request, owner: str, blame: str) -> Moved | None:
         answer = self._scripts.call(
             "requeue",
             request.id,
             request.attempt,
             owner,
             self._clock(),
-            "1" if crashed else "0",
+            blame,
             self._max_attempts,
         )
         if answer[0] != "queued":

@@ -16,12 +16,13 @@ import diffusers
 import torch
 from PIL import Image
 
-from configs.errors import GenerationFailed, OutOfMemory, ServingError
+from configs.errors import DeviceLost, GenerationError, GenerationFailed, OutOfMemory, ServingError
 from configs.stages import ReplicaPlan
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from workers.abilities import DEFAULT_FPS, inspect_abilities
 from workers.denoising_run import DenoisingRun
 from workers.device_chunk import DeviceChunk
+from workers.device_faults import is_device_lost
 from workers.generation import Generation, Video, output_warnings, to_images, to_videos
 from workers.inputs import Inputs
 from workers.observer import Observer, SilentObserver
@@ -118,6 +119,7 @@ class Engine:
             Interrupted: When the observer raised it; the engine is as before the call.
             OutOfMemory: The memory of the run is free again.
             NonFiniteOutput: NaN or infinity came instead of an image.
+            DeviceLost: No run of this process can succeed any more, whoever is to blame.
             GenerationFailed: Anything else the pipeline raised; the log has its traceback.
         """
         try:
@@ -125,7 +127,7 @@ class Engine:
         except ServingError:
             raise
         except Exception as error:
-            failure = _as_failure(error, parameters)
+            failure = _as_failure(error, parameters, self._pipe.device.type)
             if isinstance(failure, OutOfMemory):
                 # Without the traceback: a log handler that keeps it would keep the tensors too.
                 logger.warning("%s (%s)", failure, short_cause(error))
@@ -249,7 +251,9 @@ class Engine:
             vae.to(dtype=self._vae_dtype)
 
 
-def _as_failure(error: Exception, parameters: Parameters) -> GenerationFailed | OutOfMemory:
+def _as_failure(error: Exception, parameters: Parameters, device: str) -> GenerationError:
+    if is_device_lost(error, device):
+        return DeviceLost(f"the device answers no more: {short_cause(error)}")
     if is_out_of_memory(error):
         size = f"{parameters.num_outputs_per_prompt} x {parameters.width}x{parameters.height}"
         if parameters.num_frames is not None:

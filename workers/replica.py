@@ -31,6 +31,9 @@ from workers.heartbeat import Heartbeat, Reactions
 from workers.reporter import Reporter
 from workers.run import Stop
 
+EXIT_DEVICE = 4  # the device answers no more; a new process may have it back
+_LAST_RUNS_S = 10.0  # a run that hangs in the device is left to the sweep
+_LOOK_S = 0.05
 _logger = logging.getLogger(__name__)
 _current: Replica | None = None
 
@@ -126,6 +129,7 @@ class Replica:
             broker=self._router.broker,
             write_metadata=self._settings.output_metadata,
             on_progress=self._reporter.wake,
+            on_device_lost=self._lose_device,
             preview_every_s=self._settings.preview_every_s,
         )
         self._reporter.start()
@@ -220,6 +224,25 @@ class Replica:
         if self._runner is not None:
             self._runner.stop_all(Stop.LOST)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _lose_device(self, why: str) -> None:
+        """Leave the rotation, and end once the other runs have been handed back too."""
+        if self._error is None:
+            self._error = f"{why}; the process was ended"
+            self._stopping, self._state = True, ReplicaState.DRAINING
+            self._heartbeat.beat_now()
+            threading.Thread(target=self._end_without_device, name="end", daemon=True).start()
+
+    def _end_without_device(self) -> None:
+        deadline = time.monotonic() + _LAST_RUNS_S
+        while self._runner.runs and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        # Only now: the sweep takes what a failed replica still runs for crashed.
+        self._state = ReplicaState.FAILED
+        self._heartbeat.stop()
+        _logger.critical("%s: %s", self.plan.name, self._error)
+        # Not by way of torch, whose teardown calls the device.
+        os._exit(EXIT_DEVICE)
 
     def _is_stuck(self) -> bool:
         """Whether a run has not moved for too long; the replica has failed then."""

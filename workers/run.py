@@ -29,6 +29,7 @@ class Stop(StrEnum):
     TIMEOUT = "timeout"
     HAND_BACK = "hand_back"
     LOST = "lost"
+    SUSPECT = "suspect"
 
 
 class Run:

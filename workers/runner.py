@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
-from configs.errors import GenerationFailed, ServingError, TimedOut
+from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
-from routing.claims import Claims, MustRunAlone
+from routing.claims import Claims, Moved, MustRunAlone
 from routing.output_store import OutputStore
 from routing.parameters import MEDIA_TYPES
 from routing.record import Failure, Outcome, Output, Request, Status, Timings
@@ -45,12 +45,14 @@ class Runner:
     broker: Broker
     write_metadata: bool
     on_progress: Callable[[], None]
+    on_device_lost: Callable[[str], None]
     preview_every_s: float = 0.5
     runs: dict[str, Run] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
     step_s: float | None = None
     held_back: deque[None] = field(default_factory=deque)
     stopped_for: Stop | None = None
+    device_lost: bool = False
     strays: frozenset[str] = frozenset()
 
     def run_next(self) -> str | None:
@@ -139,6 +141,12 @@ class Runner:
                         "%s attempt %d belongs to another replica now", request.id, request.attempt
                     )
                     return
+                case Stop.SUSPECT:
+                    self._insist(lambda: self._hand_back(request, suspect=True))
+                    return
+        except DeviceLost as lost:
+            self._lose_device(run, lost)
+            return
         outcome = outcome.at(run.step, run.steps)
         if not self._insist(lambda: self.claims.finish(request, outcome)):
             _logger.warning(
@@ -157,6 +165,8 @@ class Runner:
                     run.step_s if self.step_s is None else 0.7 * self.step_s + 0.3 * run.step_s
                 )
             outputs = self._store(request, generation)
+        except DeviceLost:
+            raise
         except ServingError as error:
             _logger.warning("%s failed: %s", request.id, error)
             return Outcome(Status.FAILED, error=Failure(error.code, str(error), error.retryable))
@@ -201,8 +211,26 @@ class Runner:
             )
         return tuple(stored)
 
-    def _hand_back(self, request: Request) -> bool:
-        move = self.claims.hand_back(request)
+    def _lose_device(self, run: Run, lost: DeviceLost) -> None:
+        """Give all runs up: the only one is to blame; of several each may be, so they run alone.
+
+        The device reports a fault to whoever calls it next, which need not be who caused it.
+        """
+        request = run.request
+        only = len(self.runs) == 1 and not self.device_lost
+        self.device_lost = True
+        self.stop_all(Stop.SUSPECT)
+        _logger.critical("while it ran %s, attempt %d: %s", request.id, request.attempt, lost)
+        if only:
+            self._insist(lambda: self._requeued(self.claims.move_crashed(request)))
+        else:
+            self._insist(lambda: self._hand_back(request, suspect=True))
+        self.on_device_lost(f"{lost} (while it ran {request.id})")
+
+    def _hand_back(self, request: Request, *, suspect: bool = False) -> bool:
+        return self._requeued(self.claims.hand_back(request, suspect=suspect))
+
+    def _requeued(self, move: Moved | None) -> bool:
         if move:
             _logger.info(
                 "%s handed back; attempt %d goes to %s", move.id, move.attempt, move.replica

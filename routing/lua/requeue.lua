@@ -1,9 +1,10 @@
 -- Gives a request another attempt, on the replica of its stage with the fewest waiting ones; with no
 -- other one ready it stays in the line of its own. ARGV: id, attempt, owner ('' = only while queued),
--- now, crashed ('1' or '0'), most crashes.
+-- now, blame ('crash': it was running in one; 'suspect': it may have caused one, and runs alone from
+-- now on; 'none'), most crashes.
 -- Returns {'queued', replica, attempt} | {'ended'} | {'stale'}.
 local id, attempt, owner, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local crashed, most = ARGV[5] == '1', tonumber(ARGV[6])
+local blame, most = ARGV[5], tonumber(ARGV[6])
 local key = request_key(id)
 local record = redis.call('HMGET', key, 'status', 'attempt', 'owner', 'replica', 'stage', 'cancel',
   'score', 'crashes')
@@ -16,7 +17,8 @@ if record[6] == '1' then
   finish(id, 'canceled', now, {})
   return {'ended'}
 end
-if crashed then
+if blame == 'suspect' then redis.call('HSET', key, 'suspect', '1') end
+if blame == 'crash' then
   local crashes = redis.call('HINCRBY', key, 'crashes', 1)
   if crashes >= most then
     redis.call('HINCRBY', totals_key(replica), 'failed', 1)

@@ -7,7 +7,7 @@ from redis import Redis
 
 from configs.settings import Settings
 from routing.claims import MustRunAlone
-from routing.record import Status
+from routing.record import Outcome, Status
 from routing.replica import ReplicaState
 from tests.integration.routing_world import World
 
@@ -222,3 +222,20 @@ def test_an_edit_of_expires_in_moves_the_moment(world: World) -> None:
     world.clock.forward(6)
     world.sweep.run()
     assert world.get(request.id).status is Status.QUEUED
+
+
+def test_a_suspect_runs_alone_and_is_not_blamed(world: World) -> None:
+    world.start("replica0")
+    suspect, other = world.submit(), world.submit()
+    claimed = world.claim("replica0")
+    assert claimed is not None
+    assert world.router.claims.hand_back(claimed, suspect=True) is not None
+    beside = world.claim("replica0")
+    assert beside is not None
+    assert beside.id == suspect.id
+    assert world.get(suspect.id).crashes == 0
+    assert world.claim("replica0") is None
+    world.router.claims.finish(beside, Outcome(Status.CANCELED))
+    first = world.claim("replica0")
+    assert first is not None
+    assert first.id == other.id

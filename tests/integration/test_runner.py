@@ -55,6 +55,7 @@ def _runner(world: World, engine: Any = None) -> Runner:
         broker=router.broker,
         write_metadata=True,
         on_progress=lambda: None,
+        on_device_lost=lambda _why: None,
     )
 
 

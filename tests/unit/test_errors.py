@@ -49,6 +49,7 @@ def test_every_error_says_when_it_is_raised(kind: type[ServingError]) -> None:
         ("InputUnavailable", 500, "input_unavailable", False),
         ("NonFiniteOutput", 500, "non_finite_output", False),
         ("ReplicaCrashed", 500, "replica_crashed", True),
+        ("DeviceLost", 500, "device_lost", True),
         ("TimedOut", 500, "timeout", False),
     ],
 )

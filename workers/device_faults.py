@@ -1,0 +1,36 @@
+"""Tells an error of one run from the loss of the device: a CUDA context that is poisoned.
+
+After an illegal address, a failed device-side assert or the like, every later CUDA call of the
+process fails, whoever makes it; only a new process helps. Knows no pipeline.
+"""
+
+import torch
+
+from workers.pipeline_loader import is_out_of_memory
+
+_SIGNS = ("cuda error", "device-side assert", "cudnn_status_", "cublas_status_")
+
+
+def is_device_lost(error: BaseException, device: str) -> bool:
+    """Tell whether no later call on the process's devices can succeed.
+
+    On `cuda` the devices are asked, whatever the error was: the run that meets a poisoned context
+    may do so by an error of any kind, and many CUDA errors poison nothing (an invalid launch
+    configuration, a kernel that is missing). Elsewhere there is nothing to ask, and an error that
+    says it is the device's is believed.
+    """
+    if device == "cuda":
+        return not _devices_answer()
+    if is_out_of_memory(error):
+        return False
+    text = str(error).lower()
+    return isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _SIGNS)
+
+
+def _devices_answer() -> bool:
+    try:
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
