@@ -7,17 +7,19 @@ PORT   ?= 8099
 CONFIG ?= configs/tiny_cpu.yaml
 MODEL  ?=
 TESTS  ?= tests
+ARGS   ?=
 
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format chaos bench pictures clean
+.PHONY: help serve test lint format chaos bench engine pictures clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
 	@echo
 	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml MODEL=   the defaults'
 	@echo '  make test TESTS=tests/unit                                 some of them'
+	@echo '  make bench ARGS="--num-prompts 32 --report bench.html"     with flags'
 
 serve: $(VENV)/serve.stamp ## run everything: Redis, one worker for each replica, API, Flower
 	@exec $(RUN) -m scripts.serve $(MODEL) --stage-configs-path $(CONFIG) --port $(PORT)
@@ -38,8 +40,11 @@ format: $(VENV)/dev.stamp ## put the code into its form
 chaos: $(VENV)/dev.stamp ## kill replicas, Redis and API under load, at length; prints a table
 	@exec env CHAOS_REQUESTS=200 $(RUN) -m pytest tests/chaos -s
 
-bench: $(VENV)/serve.stamp ## time the engine: one request, and several that share denoiser calls
-	@exec $(RUN) -m scripts.engine_bench
+bench: $(VENV)/bench.stamp ## measure the running service: throughput, latency, each replica
+	@exec $(RUN) -m scripts.diffusion_benchmark_serving --port $(PORT) $(ARGS)
+
+engine: $(VENV)/serve.stamp ## time the engine alone: one request, and several that share denoiser calls
+	@exec $(RUN) -m scripts.engine_bench $(ARGS)
 
 pictures: $(VENV)/serve.stamp ## draw with the bundled model: are the pictures right
 	@exec $(RUN) -m scripts.check_tiny
@@ -58,7 +63,12 @@ $(VENV)/serve.stamp: requirements.txt | $(RUN)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-$(VENV)/dev.stamp: requirements-dev.txt $(VENV)/serve.stamp
+$(VENV)/bench.stamp: requirements-bench.txt $(VENV)/serve.stamp
+	@echo 'Installing requirements-bench.txt'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
+	@touch $@
+
+$(VENV)/dev.stamp: requirements-dev.txt $(VENV)/bench.stamp
 	@echo 'Installing requirements-dev.txt'
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
