@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from configs.errors import NonFiniteOutput
+from workers.finite import refuse_non_finite
 from workers.observer import Observer
 
 _TURN_POLL_S = 0.1
@@ -112,7 +112,7 @@ class DenoisingRun:
         if self.step == self.steps:
             # Nobody in the loop may wait for a run that waits for its turn.
             self._leave()
-            _refuse_non_finite(sample)
+            refuse_non_finite(sample, "the denoiser")
             self._take_turn()
 
     def _at_boundary(self) -> None:
@@ -178,11 +178,3 @@ def _loop_reads_guidance(pipeline_class: Any) -> bool:
     if not hasattr(pipeline_class, "do_classifier_free_guidance"):
         return False
     return "guidance_scale" in inspect.unwrap(pipeline_class.__call__).__code__.co_names
-
-
-def _refuse_non_finite(sample: torch.Tensor) -> None:
-    if not bool(torch.isfinite(sample).all()):
-        raise NonFiniteOutput(
-            "the denoiser gave NaN or infinity;"
-            " another dtype (bfloat16 or float32), size or guidance may help"
-        )

@@ -16,19 +16,28 @@ import diffusers
 import torch
 from PIL import Image
 
-from configs.errors import DeviceLost, GenerationError, GenerationFailed, OutOfMemory, ServingError
+from configs.errors import (
+    DeviceLost,
+    GenerationError,
+    GenerationFailed,
+    NonFiniteOutput,
+    OutOfMemory,
+    ServingError,
+)
 from configs.stages import ReplicaPlan
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from workers.abilities import DEFAULT_FPS, inspect_abilities
 from workers.denoising_run import DenoisingRun
 from workers.device_chunk import DeviceChunk
 from workers.device_faults import is_device_lost
+from workers.finite import watch_decoder
 from workers.generation import Generation, Video, output_warnings, to_images, to_videos
 from workers.inputs import Inputs
 from workers.observer import Observer, SilentObserver
 from workers.pipeline_arguments import call_arguments, left_out
 from workers.pipeline_loader import is_out_of_memory, load_pipeline, short_cause
 from workers.pipeline_tasks import arguments_of, task_pipelines
+from workers.precision import Precision
 from workers.preview import Preview
 from workers.prompt_limit import cut_warnings, prompt_limits
 from workers.rendezvous import Rendezvous
@@ -37,6 +46,7 @@ __all__ = ["Engine", "Generation"]
 
 logger = logging.getLogger(__name__)
 
+_FLOAT32 = "made in float32, because in the dtype of the model NaN or infinity came of it"
 _DENOISERS = ("unet", "transformer", "transformer_2")
 
 
@@ -52,6 +62,8 @@ class Engine:
         self._preview = Preview(abilities.size_multiple)
         self._turn = threading.Lock()
         self._current = threading.local()
+        self._precision = Precision(pipe)
+        watch_decoder(getattr(pipe, "vae", None))
         self._vae_dtype = getattr(getattr(pipe, "vae", None), "dtype", None)
         parts = [pipe.components.get(name) for name in _DENOISERS]
         denoisers = [part for part in parts if isinstance(part, torch.nn.Module)]
@@ -118,12 +130,12 @@ class Engine:
         Raises:
             Interrupted: When the observer raised it; the engine is as before the call.
             OutOfMemory: The memory of the run is free again.
-            NonFiniteOutput: NaN or infinity came instead of an image.
+            NonFiniteOutput: NaN or infinity came instead of an output, in float32 too.
             DeviceLost: No run of this process can succeed any more, whoever is to blame.
             GenerationFailed: Anything else the pipeline raised; the log has its traceback.
         """
         try:
-            return self._generate(parameters, observer, inputs or Inputs())
+            return self._generate_finite(parameters, observer, inputs or Inputs())
         except ServingError:
             raise
         except Exception as error:
@@ -146,6 +158,41 @@ class Engine:
         return sum(
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
         )
+
+    def _generate_finite(
+        self, parameters: Parameters, observer: Observer, inputs: Inputs
+    ) -> Generation:
+        """Make the outputs; once more, in float32, where the model's dtype was too small for them.
+
+        For the observer that is a run from the start.
+        """
+
+        def tell() -> None:
+            observer.on_step(0, parameters.num_inference_steps)
+
+        try:
+            with self._precision.usual(tell):
+                return self._generate(parameters, observer, inputs)
+        except NonFiniteOutput as error:
+            if not self._precision.can_rise:
+                raise
+            first = str(error)
+        logger.warning("%s; once more in float32", first)
+        try:
+            with self._precision.raised(tell):
+                made = self._generate(parameters, observer, inputs)
+        except NonFiniteOutput as error:
+            raise NonFiniteOutput(f"{error} (in float32 too)") from None
+        except Exception as error:
+            if is_device_lost(error, self._pipe.device.type):
+                raise
+            again = short_cause(error)
+        else:
+            return replace(made, warnings=(*made.warnings, _FLOAT32))
+        # Out here, where no traceback holds the memory of the run any more.
+        gc.collect()
+        torch.cuda.empty_cache()
+        raise NonFiniteOutput(f"{first} (a run in float32 failed: {again})")
 
     def _generate(self, parameters: Parameters, observer: Observer, inputs: Inputs) -> Generation:
         pipe = self._copy_with_scheduler(self._pipe_for(parameters, inputs), parameters.scheduler)

@@ -33,7 +33,8 @@ class Observer(Protocol):
 
         Called with step 0 before the text is encoded and again before the first step, and then
         after each step; after the last one that is before decoding. A run that waits for its turn
-        to encode or decode repeats its step every tenth of a second. `step` never falls. `steps`
+        to encode or decode repeats its step every tenth of a second. `step` never falls,
+        unless a run whose numbers do not fit the model's dtype begins anew in float32. `steps`
         counts the calls of the noise scheduler: before the text is encoded it is the number that
         was asked for, from the first step on the real one, which second-order schedulers make
         nearly twice as large.
