@@ -8,11 +8,12 @@ CONFIG ?= configs/tiny_cpu.yaml
 MODEL  ?=
 TESTS  ?= tests
 ARGS   ?=
+REPLICAS ?= 1,2
 
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format chaos bench engine pictures clean
+.PHONY: help serve test lint format chaos bench sweep engine pictures clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -42,6 +43,9 @@ chaos: $(VENV)/dev.stamp ## kill replicas, Redis and API under load, at length; 
 
 bench: $(VENV)/bench.stamp ## measure the running service: throughput, latency, each replica
 	@exec $(RUN) -m scripts.diffusion_benchmark_serving --port $(PORT) $(ARGS)
+
+sweep: $(VENV)/bench.stamp ## does another replica help: REPLICAS=1,2 of CONFIG, a table and a picture
+	@exec $(RUN) -m scripts.sweep --stage-configs-path $(CONFIG) --replicas $(REPLICAS) $(ARGS)
 
 engine: $(VENV)/serve.stamp ## time the engine alone: one request, and several that share denoiser calls
 	@exec $(RUN) -m scripts.engine_bench $(ARGS)
