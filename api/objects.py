@@ -146,6 +146,9 @@ class RequestObjectSchema(Schema):
     replica = _text("The replica that has it.")
     attempt = _whole("1, and one more after each move to another replica.")
     priority = _one_of(Priority, "Its class in the line.")
+    affinity_key = _text(
+        "Requests of one key go to one replica, as far as they can.", allow_none=True
+    )
     queue_position = _whole("1 for the next; null unless queued.", allow_none=True)
     progress = fields.Nested(ProgressSchema)
     created_at = _number("When it was accepted.")

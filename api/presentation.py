@@ -42,6 +42,7 @@ def request_object(
         "replica": request.replica,
         "attempt": request.attempt,
         "priority": request.priority.value,
+        "affinity_key": request.affinity_key or None,
         "queue_position": queue_position,
         "progress": progress_object(request),
         "created_at": _rounded(request.created_at),

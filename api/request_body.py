@@ -30,7 +30,7 @@ from routing.record import Priority, Request, Status
 _HEADING: Final = "The request is refused"
 _MAX_SECONDS: Final = 31_536_000.0
 _INPUTS: Final = frozenset({"image", "mask_image"})
-_NEVER_CHANGED: Final = frozenset({"model", "metadata"})
+_NEVER_CHANGED: Final = frozenset({"affinity_key", "metadata", "model"})
 _CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "preview", "timeout"})
 
 
@@ -45,6 +45,7 @@ class NewRequest:
     timeout: float | None
     metadata: Mapping[str, str]
     inputs: Inputs
+    affinity_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class BodyReader:
             timeout=given.get("timeout"),
             metadata=given.get("metadata", {}),
             inputs=inputs,
+            affinity_key=given.get("affinity_key", ""),
         )
 
     def edit(self, body: Mapping[str, Any], request: Request) -> Edit:

@@ -150,11 +150,11 @@ class RequestEvents:
             yield Event("preview", data, change.cursor)
 
     def _place(self, request: Request) -> dict[str, Any]:
-        position = self._service.router.store.queue_position(request)
+        position = self._service.router.lists.place(request)
         return {**_claimed(request.replica, request.attempt), "queue_position": position}
 
     def _object(self, request: Request) -> dict[str, Any]:
-        position = self._service.router.store.queue_position(request)
+        position = self._service.router.lists.place(request)
         return request_object(request, position, self._service.settings.retention_s)
 
 

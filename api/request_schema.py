@@ -21,7 +21,6 @@ from routing.record import Priority
 
 NOT_SERVED: Final = frozenset(
     {
-        "affinity_key",
         "fps",
         "lora",
         "num_frames",
@@ -76,6 +75,19 @@ class _Text(fields.String):
             error_messages={"invalid": "is not text", "required": "is missing"},
             metadata=described(text, **more),
         )
+
+
+class _ShortText(_Text):
+    """Text as long as a name may be."""
+
+    def __init__(self, text: str, **more: Any) -> None:
+        super().__init__(text, minLength=1, maxLength=_MAX_NAME, **more)
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> str:
+        given = str(super()._deserialize(value, *rest, **options))
+        if not 1 <= len(given) <= _MAX_NAME:
+            raise ValidationError(f"has {len(given)} characters; 1 to {_MAX_NAME} are right")
+        return given
 
 
 class _Flag(fields.Boolean):
@@ -202,6 +214,10 @@ class RequestBodySchema(Schema):
     deterministic = _Flag("Run alone, so that the bytes are equal on any replica.")
     preview = _Flag("Show small pictures of it in its events while it runs.")
     priority = OneOf(*Priority, metadata=described("Place in the line.", default="normal"))
+    affinity_key = _ShortText(
+        "Requests of one key go to one replica while it is ready and its line is not full.",
+        example="user-42",
+    )
     expires_in = _Number("Seconds within which it must start.", minimum=0)
     timeout = _Number("Seconds it may run.", minimum=0)
     metadata = _Metadata(

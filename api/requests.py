@@ -23,7 +23,7 @@ from api.request_schema import RequestBodySchema, RequestEditSchema
 from api.service import Service, current_service
 from api.submission import submit_body
 from configs.errors import Conflict, NotEditable
-from routing.record import Request
+from routing.record import Request, Status
 from routing.request_store import CancelAnswer
 
 Answer = tuple[dict[str, Any], int, dict[str, str]]
@@ -63,8 +63,9 @@ def submit() -> Answer:
     service = current_service()
     key, seconds = idempotency_key(), preferred_wait(service.settings.max_wait_s)
     body = read_body(RequestBodySchema())
-    request, created = submit_body(service, body, key)
+    request, created, place, _ = submit_body(service, body, key)
     headers = {"Location": request_url(request.id)}
+    applied: dict[str, str] = {}
     try:
         request, applied = _held(service, request, seconds)
         headers |= applied
@@ -72,7 +73,8 @@ def submit() -> Answer:
         # It is accepted: an answer without Preference-Applied says that nobody waited.
         pass
     status = 202 if created and not request.is_terminal else 200
-    return _shown(service, request), status, headers
+    shown = _shown(service, request) if applied else _placed(service, request, place)
+    return shown, status, headers
 
 
 @blueprint.route("/v1/requests/<request_id>", methods=["GET"])
@@ -94,15 +96,18 @@ def newest(query: dict[str, Any]) -> dict[str, Any]:
     """List requests, the newest first; `after` is the id of the last one of the page before."""
     service = current_service()
     limit = query["limit"]
-    matching = (
-        request
-        for request in service.router.store.newest(query.get("after"))
-        if query.get("status") in {None, request.status}
-        and query.get("model") in {None, request.model}
+    status = query.get("status")
+    matching = service.router.lists.newest(
+        query.get("after"),
+        status=Status(status) if status else None,
+        model=query.get("model"),
+        at_once=limit + 1,
     )
-    page = list(islice(matching, limit + 1))
-    shown = [_shown(service, request) for request in page[:limit]]
-    return list_object(shown, has_more=len(page) > limit)
+    found = list(islice(matching, limit + 1))
+    page = found[:limit]
+    places = service.router.lists.places(page)
+    shown = [_placed(service, request, place) for request, place in zip(page, places, strict=True)]
+    return list_object(shown, has_more=len(found) > limit)
 
 
 @blueprint.route("/v1/requests/<request_id>", methods=["PATCH"])
@@ -176,5 +181,8 @@ def _edited(service: Service, request: Request, body: dict[str, Any]) -> Request
 
 
 def _shown(service: Service, request: Request) -> dict[str, Any]:
-    position = service.router.store.queue_position(request)
-    return request_object(request, position, service.settings.retention_s)
+    return _placed(service, request, service.router.lists.place(request))
+
+
+def _placed(service: Service, request: Request, place: int | None) -> dict[str, Any]:
+    return request_object(request, place, service.settings.retention_s)

@@ -13,12 +13,11 @@ from api.input_files import stored
 from api.json_body import fingerprint
 from api.request_body import BodyReader
 from api.service import Service
-from routing.record import Request
-from routing.request_store import Submission
+from routing.request_store import Accepted, Submission
 
 
-def submit_body(service: Service, body: Mapping[str, Any], key: str = "") -> tuple[Request, bool]:
-    """Submit what a body asks for; return the request and whether it is new.
+def submit_body(service: Service, body: Mapping[str, Any], key: str = "") -> Accepted:
+    """Submit what a body asks for.
 
     `key` is the client's own name for the submit; the same one with the same body is one request.
 
@@ -36,12 +35,13 @@ def submit_body(service: Service, body: Mapping[str, Any], key: str = "") -> tup
         expires_in=new.expires_in,
         timeout=new.timeout,
         metadata=new.metadata,
+        affinity_key=new.affinity_key,
         idempotency_key=key,
         fingerprint=fingerprint({**body, **new.inputs.digests}),
     )
     outputs = service.router.outputs
     with stored(outputs, new.inputs.files):
-        request, created = service.router.submit(submission)
-    if not created and new.inputs.files:
+        accepted = service.router.submit(submission)
+    if not accepted.created and new.inputs.files:
         outputs.remove(request_id)
-    return request, created
+    return accepted

@@ -45,7 +45,9 @@ class Settings:
         priority_age_s: Waiting time after which a request is treated as one priority higher.
         max_wait_s: Longest that one call may be held by `Prefer: wait`.
         preview_every_s: Least time between two previews of a running request.
+        routing_policy: How a replica is chosen: `round_robin` or `least_work`.
         max_waiting_per_replica: Requests that may wait for one replica; above that 429.
+        max_waiting_per_stage: Requests that may wait for all replicas of a stage; above that 429.
         max_long_polls: Held calls and event streams at a time, for each API process.
         replica_offset: Number of this host's first replica.
         api_key: Key that calls must bring; empty for a service open to whoever reaches it.
@@ -79,7 +81,9 @@ class Settings:
     priority_age_s: float = 600.0
     max_wait_s: float = 60.0
     preview_every_s: float = 0.5
+    routing_policy: str = "round_robin"
     max_waiting_per_replica: int = 1000
+    max_waiting_per_stage: int = 10_000
     max_long_polls: int = 256
     replica_offset: int = 0
     api_key: str = field(default="", repr=False)

@@ -12,6 +12,7 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 from configs.field_types import Number, OneOf, Whole
 
 _YEAR_S: Final = 31_536_000
+ROUTING_POLICIES: Final = ("round_robin", "least_work")
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -60,8 +61,12 @@ class SettingsSchema(Schema):
     priority_age_s = Number(1, _YEAR_S, "seconds", strict=False, data_key="PRIORITY_AGE_S")
     max_wait_s = Number(0, 3600, "seconds", strict=False, data_key="MAX_WAIT_S")
     preview_every_s = Number(0, 3600, "seconds", strict=False, data_key="PREVIEW_EVERY_S")
+    routing_policy = OneOf(*ROUTING_POLICIES, data_key="ROUTING_POLICY")
     max_waiting_per_replica = Whole(
         1, 1_000_000, "requests", strict=False, data_key="MAX_WAITING_PER_REPLICA"
+    )
+    max_waiting_per_stage = Whole(
+        1, 10_000_000, "requests", strict=False, data_key="MAX_WAITING_PER_STAGE"
     )
     max_long_polls = Whole(
         1, 10_000, "calls held at a time", strict=False, data_key="MAX_LONG_POLLS"

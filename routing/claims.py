@@ -46,13 +46,19 @@ class Claims:
     """Changes records on behalf of a replica, or of the sweep that stands in for a dead one."""
 
     def __init__(
-        self, redis: Redis, prefix: str, max_attempts: int, clock: Callable[[], float] = time.time
+        self,
+        redis: Redis,
+        prefix: str,
+        max_attempts: int,
+        policy: str = "round_robin",
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Fail a request at its ``max_attempts``-th crash."""
+        """Fail a request at its ``max_attempts``-th crash; move others by the routing policy."""
         self._redis = redis
         self._keys = Keys(prefix)
         self._scripts = Scripts(redis, prefix)
         self._max_attempts = max_attempts
+        self._policy = policy
         self._clock = clock
 
     def claim(self, replica: str, incarnation: str) -> Request | None:
@@ -154,6 +160,7 @@ class Claims:
             self._clock(),
             blame,
             self._max_attempts,
+            self._policy,
         )
         if answer[0] != "queued":
             return None

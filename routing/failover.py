@@ -78,7 +78,7 @@ class Sweep:
             self.router.registry.forget(replica.name)
 
     def _remove_old(self) -> None:
-        for request_id in self.router.store.ended_before(self.clock() - self.retention_s):
+        for request_id in self.router.lists.ended_before(self.clock() - self.retention_s):
             self.router.outputs.remove(request_id)
             self.router.store.remove(request_id)
 

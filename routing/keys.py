@@ -10,14 +10,18 @@ key                     type    holds; lifetime
 request:{id}            hash    the record, the only truth; ``RETENTION_S`` after its end
 request:{id}:preview    string  newest preview, base64 of a JPEG; to its end, an hour at most
 requests                zset    id by creation time; with the record
+requests:{status}       zset    the same for one status
+requests:any:{model}    zset    the same for one model
+requests:{status}:{m}   zset    the same for one status of one model
 finished                zset    id by time of its end; with the record
 deadlines               zset    waiting id by the moment it must start by; until it does
 idempotency:{key}       string  "fingerprint id" of a submit; with the record
 replica:{name}          hash    the last heartbeat and what an operator wants of the replica; an
                                 hour after it was last seen
 replica:{name}:waiting  zset    queued ids by their place in the line; empty is no key
+replica:{name}:work     string  steps x pixels of all that waits there; with the line
 replica:{name}:running  set     ids the replica has claimed; empty is no key
-replica:{name}:totals   hash    completed, failed, restarts; with the replica
+replica:{name}:totals   hash    completed, failed, restarts, work by time; with the replica
 replicas                zset    replica name by the moment its heartbeat expires
 drained                 set     names taken out of the rotation by hand; until resumed
 stage:{id}:ready        zset    names in the rotation by the moment their heartbeat expires
@@ -73,6 +77,12 @@ class Keys:
     def requests(self) -> str:
         """The key of all records by creation time."""
         return f"{self.prefix}requests"
+
+    def listed(self, status: str | None, model: str | None) -> str:
+        """Return the key of the records of a status and a model by creation time; None is any."""
+        if model is None:
+            return self.requests if status is None else f"{self.requests}:{status}"
+        return f"{self.requests}:{status or 'any'}:{model}"
 
     @property
     def finished(self) -> str:

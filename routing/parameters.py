@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Final, Self
+
+_MOST_WORK: Final = 10**12  # a million waiting ones still add up within 64 bits
 
 TEXT_TO_IMAGE = "text-to-image"
 IMAGE_TO_IMAGE = "image-to-image"
@@ -103,6 +105,16 @@ class Parameters:
     def seeds(self) -> tuple[int, ...]:
         """Return one seed per output: ``seed``, ``seed + 1``, and so on."""
         return tuple(self.seed + k for k in range(self.num_outputs_per_prompt))
+
+    def work(self) -> int:
+        """Return steps x pixels x frames x outputs, what routing weighs; 10^12 at most.
+
+        Only the share ``strength`` of the steps is run where there is an input image.
+        """
+        share = self.strength if self.image and self.strength is not None else 1.0
+        steps = max(1, round(self.num_inference_steps * share))
+        each = self.width * self.height * (self.num_frames or 1)
+        return min(steps * each * self.num_outputs_per_prompt, _MOST_WORK)
 
     def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with ``changes`` laid over it; raises TypeError for an unknown name."""

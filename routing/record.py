@@ -106,6 +106,7 @@ class Request:
         step: Denoising steps done, of ``steps``; both 0 before the first is known.
         step_s: Seconds a step takes, from the steps seen so far.
         cancel: Whether it was told to stop and has not yet.
+        affinity_key: Requests of one key go to one replica, as far as they can; empty for none.
     """
 
     id: str
@@ -134,6 +135,7 @@ class Request:
     warnings: tuple[str, ...]
     error: Failure | None
     metadata: Mapping[str, str]
+    affinity_key: str = ""
 
     @property
     def is_terminal(self) -> bool:
@@ -170,6 +172,7 @@ class Request:
             warnings=tuple(json.loads(data.get("warnings", "[]"))),
             error=Failure(**json.loads(data["error"])) if data.get("error") else None,
             metadata=json.loads(data.get("metadata", "{}")),
+            affinity_key=data.get("affinity_key", ""),
         )
 
 

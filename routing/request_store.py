@@ -1,17 +1,17 @@
-"""The request store: the door's side of the record — submit, read, list, cancel, edit, remove.
+"""The request store: the door's side of the record — submit, read, cancel, edit, remove.
 
 Every change is one Lua script, so several API processes never see half of one. Does not know Celery
-(``broker``), nor how a replica claims and ends a request (``claims``).
+(``broker``), lists (``request_lists``), nor how a replica claims and ends a request (``claims``).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from redis import Redis
 
@@ -19,13 +19,17 @@ from configs.errors import (
     Conflict,
     IdempotencyMismatch,
     NoReadyReplica,
-    NotFound,
     QueueFull,
+    ServingError,
 )
 from routing.keys import Keys
 from routing.lua import Scripts
 from routing.parameters import Parameters
-from routing.record import Priority, Request, Status, number_field
+from routing.record import Priority, Request, number_field
+from routing.request_lists import unknown_request
+
+_UNKNOWN_ROOM_S: Final = 5.0
+_LONGEST_ROOM_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Submission:
         timeout: Seconds it may run; None for no limit.
         idempotency_key: The client's own name for this submit; empty for none.
         fingerprint: Hash of the body, to tell the same submit from another with the same key.
+        affinity_key: Requests of one key go to one replica, as far as they can; empty for none.
     """
 
     id: str
@@ -51,6 +56,38 @@ class Submission:
     warnings: tuple[str, ...] = ()
     idempotency_key: str = ""
     fingerprint: str = "-"
+    affinity_key: str = ""
+
+
+class Accepted(NamedTuple):
+    """An accepted request, so that its answer needs no further look at Redis.
+
+    Attributes:
+        request: As it was recorded.
+        created: Whether it is new; False where its idempotency key was used before.
+        place: In the line of its replica, 1 for the next; None unless it waits.
+        needs_wake_up: Whether the replica's queue holds fewer messages than its line requests.
+    """
+
+    request: Request
+    created: bool
+    place: int | None
+    needs_wake_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How requests are spread, and how many may wait.
+
+    Attributes:
+        policy: ``round_robin`` or ``least_work``.
+        per_replica: Requests that may wait in one replica's line.
+        per_stage: Requests that may wait for all replicas of a stage.
+    """
+
+    policy: str = "round_robin"
+    per_replica: int = 1000
+    per_stage: int = 10_000
 
 
 class CancelAnswer(StrEnum):
@@ -69,10 +106,10 @@ class RequestStore:
         redis: Redis,
         prefix: str,
         priority_age_s: float,
-        max_waiting: int,
+        limits: Limits,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keep at most ``max_waiting`` requests in one replica's line.
+        """Accept requests within ``limits``.
 
         ``priority_age_s`` is the ageing rule: a high request counts as so many seconds older, a low
         one as so many younger, so that no low request waits for ever.
@@ -81,15 +118,15 @@ class RequestStore:
         self._keys = Keys(prefix)
         self._scripts = Scripts(redis, prefix)
         self._priority_age_s = priority_age_s
-        self._max_waiting = max_waiting
+        self._limits = limits
         self._clock = clock
 
-    def submit(self, new: Submission) -> tuple[Request, bool]:
-        """Record a request on the next ready replica of its stage; return it and whether it is new.
+    def submit(self, new: Submission) -> Accepted:
+        """Record a request on a ready replica of its stage, chosen by affinity key and policy.
 
         Raises:
             NoReadyReplica: No replica of the stage is in the rotation.
-            QueueFull: Every line of the stage is as long as it may be.
+            QueueFull: As many requests wait as may; it says when to come back.
             IdempotencyMismatch: The key was used with another body.
         """
         now = self._clock()
@@ -98,12 +135,16 @@ class RequestStore:
             new.id,
             new.stage,
             now,
-            self._score(now, new.priority),
-            self._max_waiting,
+            new.model,
+            self._limits.policy,
+            new.affinity_key,
+            self._limits.per_replica,
+            self._limits.per_stage,
             new.idempotency_key,
             new.fingerprint,
+            self._score(now, new.priority),
+            new.parameters.work(),
             fields={
-                "model": new.model,
                 "parameters": json.dumps(new.parameters.to_json()),
                 "priority": new.priority,
                 "start_by": number_field(None if new.expires_in is None else now + new.expires_in),
@@ -112,27 +153,9 @@ class RequestStore:
                 "warnings": json.dumps(list(new.warnings)),
             },
         )
-        match answer[0]:
-            case "created":
-                return self.get(new.id), True
-            case "exists":
-                return self.get(answer[1]), False
-            case "mismatch":
-                raise IdempotencyMismatch(
-                    f"Idempotency-Key {new.idempotency_key!r} was already used for request "
-                    f"{answer[1]} with another body; send a new key with a new body.",
-                    param="Idempotency-Key",
-                )
-            case "full":
-                raise QueueFull(
-                    f"Every ready replica of {new.model!r} has {self._max_waiting} requests "
-                    "waiting; try again later.",
-                )
-            case _:
-                raise NoReadyReplica(
-                    f"No replica of {new.model!r} is ready; GET /v1/replicas tells their states.",
-                    retry_after=5.0,
-                )
+        if answer[0] in {"created", "exists"}:
+            return _accepted(answer)
+        raise self._refusal(answer, new)
 
     def get(self, request_id: str) -> Request:
         """Return a record.
@@ -142,42 +165,13 @@ class RequestStore:
         """
         found: Mapping[str, str] = self._redis.hgetall(self._keys.request(request_id))  # type: ignore[assignment]
         if not found or found.get("hidden") == "1":
-            raise _unknown(request_id)
+            raise unknown_request(request_id)
         return Request.from_hash(found)
 
     def preview(self, request_id: str) -> str | None:
         """Return the newest preview of a running request, base64 of a JPEG; None without one."""
         found: str | None = self._redis.get(self._keys.preview(request_id))  # type: ignore[assignment]
         return found
-
-    def queue_position(self, request: Request) -> int | None:
-        """Return its place in its replica's line, 1 for the next; None unless it waits."""
-        if request.status is not Status.QUEUED:
-            return None
-        rank = self._redis.zrank(self._keys.waiting(request.replica), request.id)
-        return None if rank is None else int(rank) + 1  # type: ignore[arg-type]
-
-    def newest(self, after: str | None = None) -> Iterator[Request]:
-        """Yield records from the newest on, or from the one below ``after`` on.
-
-        Raises:
-            NotFound: There is no record ``after``.
-        """
-        start = 0
-        if after is not None:
-            rank = self._redis.zrevrank(self._keys.requests, after)
-            if rank is None:
-                raise _unknown(after, param="after")
-            start = int(rank) + 1  # type: ignore[arg-type]
-        while True:
-            ids: list[str] = self._redis.zrevrange(self._keys.requests, start, start + 99)  # type: ignore[assignment]
-            if not ids:
-                return
-            pipeline = self._redis.pipeline(transaction=False)
-            for request_id in ids:
-                pipeline.hgetall(self._keys.request(request_id))
-            yield from (Request.from_hash(found) for found in pipeline.execute() if found)
-            start += len(ids)
 
     def cancel(self, request_id: str, *, remove: bool = False) -> CancelAnswer:
         """Cancel a request; with ``remove`` its record goes too, now or when its replica lets go.
@@ -187,7 +181,7 @@ class RequestStore:
         """
         answer = self._scripts.call("cancel", request_id, self._clock(), "1" if remove else "0")
         if answer[0] == "unknown":
-            raise _unknown(request_id)
+            raise unknown_request(request_id)
         return CancelAnswer(answer[0])
 
     def edit(
@@ -209,6 +203,7 @@ class RequestStore:
             "parameters": json.dumps(parameters.to_json()),
             "priority": priority,
             "timeout": number_field(timeout),
+            "work": str(parameters.work()),
         }
         if expires_in is not None:
             fields["start_by"] = number_field(request.created_at + expires_in)
@@ -219,7 +214,7 @@ class RequestStore:
             "edit", request.id, request.revision, request.status, score, fields=fields
         )
         if answer[0] == "unknown":
-            raise _unknown(request.id)
+            raise unknown_request(request.id)
         if answer[0] == "stale":
             raise Conflict(f"Request {request.id} changed meanwhile; read it and edit it again.")
         return self.get(request.id)
@@ -228,20 +223,45 @@ class RequestStore:
         """Remove a record that has ended; False where it has not, or is not there."""
         return bool(self._scripts.call("forget", request_id))
 
-    def ended_before(self, moment: float, limit: int = 100) -> list[str]:
-        """Return up to ``limit`` ids of records that ended before ``moment``, the oldest first."""
-        ids: list[str] = self._redis.zrangebyscore(
-            self._keys.finished, "-inf", moment, start=0, num=limit
-        )  # type: ignore[assignment]
-        return ids
+    def _refusal(self, answer: Sequence[str], new: Submission) -> ServingError:
+        match answer[0]:
+            case "mismatch":
+                return IdempotencyMismatch(
+                    f"Idempotency-Key {new.idempotency_key!r} was already used for request "
+                    f"{answer[1]} with another body; send a new key with a new body.",
+                    param="Idempotency-Key",
+                )
+            case "replica_full":
+                return QueueFull(
+                    f"Every ready replica of {new.model!r} has {self._limits.per_replica} "
+                    "requests waiting; try again later.",
+                    retry_after=_seconds_to_room(answer[1]),
+                )
+            case "stage_full":
+                return QueueFull(
+                    f"{self._limits.per_stage} requests wait for {new.model!r}; try again later.",
+                    retry_after=_seconds_to_room(answer[1]),
+                )
+            case _:
+                return NoReadyReplica(
+                    f"No replica of {new.model!r} is ready; GET /v1/replicas tells their states.",
+                    retry_after=5.0,
+                )
 
     def _score(self, created_at: float, priority: Priority) -> float:
         return created_at + priority.rank * self._priority_age_s
 
 
-def _unknown(request_id: str, param: str = "id") -> NotFound:
-    return NotFound(
-        f"There is no request {request_id!r}: the id is wrong, or its record is past its "
-        "retention.",
-        param=param,
+def _accepted(answer: Sequence[Any]) -> Accepted:
+    word, pairs, rank, messages, waiting = answer
+    return Accepted(
+        request=Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True))),
+        created=word == "created",
+        place=None if rank is None else int(rank) + 1,
+        needs_wake_up=int(messages) < int(waiting),
     )
+
+
+def _seconds_to_room(found: str) -> float:
+    seconds = float(found) if found else _UNKNOWN_ROOM_S
+    return min(max(1.0, seconds), _LONGEST_ROOM_S)

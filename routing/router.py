@@ -16,7 +16,7 @@ from typing import Self
 
 from redis import Redis
 
-from configs.errors import Conflict, NotFound, QueueFull, StoreUnavailable
+from configs.errors import Conflict, NotFound
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
@@ -24,11 +24,10 @@ from routing.output_store import OutputStore
 from routing.parameters import Parameters
 from routing.record import Priority, Request, Status
 from routing.registry import Registry
-from routing.replica import Replica, ReplicaState, Wish
-from routing.request_store import CancelAnswer, RequestStore, Submission
+from routing.replica import Replica, Wish
+from routing.request_lists import RequestLists
+from routing.request_store import Accepted, CancelAnswer, Limits, RequestStore, Submission
 
-_UNKNOWN_ROOM_S = 5.0
-_LONGEST_ROOM_S = 600.0
 _logger = logging.getLogger(__name__)
 
 
@@ -37,6 +36,7 @@ class Router:
     """Routes requests to replicas and finds the replica that has one."""
 
     store: RequestStore
+    lists: RequestLists
     claims: Claims
     registry: Registry
     broker: Broker
@@ -46,35 +46,34 @@ class Router:
     def open(cls, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time) -> Self:
         """Put a router together from the settings and one connection."""
         prefix = settings.redis_prefix
+        limits = Limits(
+            policy=settings.routing_policy,
+            per_replica=settings.max_waiting_per_replica,
+            per_stage=settings.max_waiting_per_stage,
+        )
         return cls(
-            store=RequestStore(
-                redis, prefix, settings.priority_age_s, settings.max_waiting_per_replica, clock
-            ),
-            claims=Claims(redis, prefix, settings.max_attempts, clock),
+            store=RequestStore(redis, prefix, settings.priority_age_s, limits, clock),
+            lists=RequestLists(redis, prefix),
+            claims=Claims(redis, prefix, settings.max_attempts, settings.routing_policy, clock),
             registry=Registry(redis, prefix, settings.heartbeat_expiry_s, clock),
             broker=Broker(settings),
             outputs=OutputStore(settings.outputs_url),
         )
 
-    def submit(self, new: Submission) -> tuple[Request, bool]:
-        """Record a request on the next ready replica and wake it; return it and whether it is new.
+    def submit(self, new: Submission) -> Accepted:
+        """Record a request on a ready replica and wake it.
+
+        The record is what counts: where the wake-up does not get through, the replica finds the
+        request by its heartbeat.
 
         Raises:
             NoReadyReplica, QueueFull, IdempotencyMismatch: As :meth:`RequestStore.submit`.
-            StoreUnavailable: The replica's queue took no message; nothing is recorded.
         """
-        try:
-            request, created = self.store.submit(new)
-        except QueueFull as full:
-            full.retry_after = self._seconds_to_room(new)
-            raise
-        if created and not self.broker.wake(request.replica, request.id, request.attempt):
-            self.store.cancel(request.id, remove=True)
-            raise StoreUnavailable(
-                "The queue did not take the request; nothing was recorded, send it again.",
-                retry_after=2.0,
-            )
-        return request, created
+        accepted = self.store.submit(new)
+        request = accepted.request
+        if accepted.created and accepted.needs_wake_up:
+            self.broker.wake(request.replica, request.id, request.attempt)
+        return accepted
 
     def cancel(self, request_id: str) -> tuple[Request, CancelAnswer]:
         """Cancel a request wherever it is; return it as it stands then.
@@ -166,20 +165,6 @@ class Router:
         if moves:
             _logger.info("moved %d waiting requests away from %s", len(moves), name)
         return len(moves)
-
-    def _seconds_to_room(self, new: Submission) -> float:
-        """Seconds until some line of the stage is one shorter, as far as its steps tell."""
-        step_s = [
-            replica.heartbeat.step_s / replica.heartbeat.capacity
-            for replica in self.registry.all()
-            if replica.state is ReplicaState.READY
-            and replica.heartbeat.stage == new.stage
-            and replica.heartbeat.step_s
-        ]
-        if not step_s:
-            return _UNKNOWN_ROOM_S
-        seconds = min(step_s) * new.parameters.num_inference_steps
-        return min(max(1.0, seconds), _LONGEST_ROOM_S)
 
     def _ask(self, name: str, wish: Wish, drain_s: float = 0.0) -> None:
         answer = self.registry.ask(name, wish, drain_s)

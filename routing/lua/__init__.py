@@ -14,11 +14,12 @@ from redis import Redis
 from redis.commands.core import Script
 
 _FOLDER = Path(__file__).parent
+_BEFORE_ALL = ("record", "rotation")
 
 
 @cache
 def _source(name: str) -> str:
-    return (_FOLDER / "record.lua").read_text() + (_FOLDER / f"{name}.lua").read_text()
+    return "".join((_FOLDER / f"{part}.lua").read_text() for part in (*_BEFORE_ALL, name))
 
 
 class Scripts:

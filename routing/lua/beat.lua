@@ -12,6 +12,8 @@ if known ~= incarnation then
   if known then redis.call('HINCRBY', totals_key(name), 'restarts', 1) end
   local former_stage = redis.call('HGET', key, 'stage')
   if former_stage then redis.call('ZREM', ready_key(former_stage), name) end
+  if former_stage ~= stage then redis.call('HDEL', totals_key(name), 'busy_s', 'busy_work') end
+  redis.call('HDEL', totals_key(name), 'busy_from')
 end
 if state == 'ready' then redis.call('HDEL', key, 'error') end
 local wish = redis.call('HMGET', key, 'restart', 'drain_at', 'drain_s')

@@ -9,7 +9,8 @@ if record[1] == 'running' then
   if remove then
     -- The replica still needs the record to end its claim; nobody else sees it from now on.
     redis.call('HSET', key, 'hidden', '1')
-    redis.call('ZREM', prefix .. 'requests', id)
+    unlist(id)
+    release_key(id)
   end
   announce('canceling', id, 'running', record[3])
   return {'stopping', record[2], record[3]}

@@ -21,16 +21,17 @@ while true do
   local key = request_key(id)
   local record = redis.call('HMGET', key, 'status', 'replica', 'start_by', 'attempt', 'begun')
   if record[1] ~= 'queued' or record[2] ~= replica then
-    redis.call('ZREM', waiting_key(replica), id)
+    dequeue(id, replica)
   elseif record[5] ~= '1' and record[3] and record[3] ~= '' and tonumber(record[3]) <= tonumber(now) then
     expire(id, now)
   elseif #running > 0 and runs_alone(id) then
     return 'alone'
   else
-    redis.call('ZREM', waiting_key(replica), id)
+    dequeue(id, replica)
+    begin_work(replica, now)
     redis.call('SADD', running_key(replica), id)
-    redis.call('HSET', key, 'status', 'running', 'owner', incarnation, 'started_at', now,
-      'begun', '1', 'step', '0', 'steps', '0')
+    redis.call('HSET', key, 'owner', incarnation, 'started_at', now, 'begun', '1', 'step', '0', 'steps', '0')
+    set_status(id, 'running')
     watch_deadline(id)
     announce('started', id, 'running', record[4], 'replica', replica)
     return redis.call('HGETALL', key)

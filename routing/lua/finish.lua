@@ -7,7 +7,10 @@ local record = redis.call('HMGET', request_key(id), 'status', 'attempt', 'owner'
 if record[2] ~= attempt or record[3] ~= owner then return 0 end
 if record[1] == status then return 1 end
 if record[1] ~= 'running' then return 0 end
-finish(id, status, now, {unpack(ARGV, 6)})
+redis.call('HSET', request_key(id), unpack(ARGV, 6))
+local work = tonumber(redis.call('HGET', request_key(id), 'work') or '0')
+count_work(record[4], status == 'succeeded' and work or work - work_left(id), now)
+finish(id, status, now, {})
 if status == 'succeeded' then redis.call('HINCRBY', totals_key(record[4]), 'completed', 1) end
 if status == 'failed' then redis.call('HINCRBY', totals_key(record[4]), 'failed', 1) end
 if record[5] == '1' then return 0 end

@@ -7,14 +7,59 @@ local function preview_key(id) return prefix .. 'request:' .. id .. ':preview' e
 local function replica_key(name) return prefix .. 'replica:' .. name end
 local function waiting_key(name) return prefix .. 'replica:' .. name .. ':waiting' end
 local function running_key(name) return prefix .. 'replica:' .. name .. ':running' end
+local function work_key(name) return prefix .. 'replica:' .. name .. ':work' end
 local function totals_key(name) return prefix .. 'replica:' .. name .. ':totals' end
 local function ready_key(stage) return prefix .. 'stage:' .. stage .. ':ready' end
+local function idempotency_key(key) return prefix .. 'idempotency:' .. key end
+local function listed_key(status, model) return prefix .. 'requests:' .. status .. ':' .. model end
 
 -- Tells whoever follows the request. `event` is queued, started, progress, preview, edited, canceling or
 -- a terminal status; further name, value pairs belong to it.
 local function announce(event, id, status, attempt, ...)
   redis.call('XADD', prefix .. 'changes', 'MAXLEN', '~', '10000', '*',
     'event', event, 'id', id, 'status', status, 'attempt', attempt, ...)
+end
+
+-- The lists of records, each by creation time: all, by status, by model, by both.
+local function lists(status, model)
+  return {prefix .. 'requests', prefix .. 'requests:' .. status, listed_key('any', model),
+    listed_key(status, model)}
+end
+
+-- Takes a record out of every list, so that nobody finds it by looking through them.
+local function unlist(id)
+  local record = redis.call('HMGET', request_key(id), 'status', 'model')
+  if not record[1] then return end
+  for _, key in ipairs(lists(record[1], record[2])) do redis.call('ZREM', key, id) end
+end
+
+-- The one way to a status: the record, and the lists that it stands in.
+local function set_status(id, status)
+  local key = request_key(id)
+  local record = redis.call('HMGET', key, 'hidden', 'model', 'created_at')
+  unlist(id)
+  redis.call('HSET', key, 'status', status)
+  if record[1] == '1' then return end
+  for _, list in ipairs(lists(status, record[2])) do redis.call('ZADD', list, record[3], id) end
+end
+
+-- Puts a request into the line of a replica, at the place and with the work that its record says.
+local function enqueue(id, replica)
+  local key = request_key(id)
+  local record = redis.call('HMGET', key, 'score', 'work')
+  redis.call('HSET', key, 'replica', replica)
+  redis.call('ZADD', waiting_key(replica), record[1], id)
+  redis.call('INCRBY', work_key(replica), record[2])
+end
+
+-- Takes a request out of the line of a replica, if it stands there.
+local function dequeue(id, replica)
+  if redis.call('ZREM', waiting_key(replica), id) == 0 then return end
+  if redis.call('ZCARD', waiting_key(replica)) == 0 then
+    redis.call('DEL', work_key(replica))
+  else
+    redis.call('DECRBY', work_key(replica), redis.call('HGET', request_key(id), 'work') or '0')
+  end
 end
 
 -- Keeps the list of waiting requests that must start by a moment; one that has begun once has done so.
@@ -27,19 +72,24 @@ local function watch_deadline(id)
   end
 end
 
+-- Lets a client use the idempotency key of a request again, unless it is another's by now.
+local function release_key(id)
+  local key = redis.call('HGET', request_key(id), 'idempotency_key')
+  if not key or key == '' then return end
+  local known = redis.call('GET', idempotency_key(key))
+  if known and string.match(known, ' (%S+)$') == id then redis.call('DEL', idempotency_key(key)) end
+end
+
 -- Removes every trace of a record; its files are the caller's.
 local function forget(id)
   local key = request_key(id)
-  local idempotency = redis.call('HGET', key, 'idempotency_key')
-  if idempotency and idempotency ~= '' then
-    redis.call('DEL', prefix .. 'idempotency:' .. idempotency)
-  end
+  release_key(id)
   local replica = redis.call('HGET', key, 'replica')
   if replica then
-    redis.call('ZREM', waiting_key(replica), id)
+    dequeue(id, replica)
     redis.call('SREM', running_key(replica), id)
   end
-  redis.call('ZREM', prefix .. 'requests', id)
+  unlist(id)
   redis.call('ZREM', prefix .. 'finished', id)
   redis.call('ZREM', prefix .. 'deadlines', id)
   redis.call('DEL', key, preview_key(id))
@@ -49,7 +99,7 @@ end
 local function finish(id, status, now, fields)
   local key = request_key(id)
   local record = redis.call('HMGET', key, 'replica', 'attempt', 'hidden')
-  redis.call('ZREM', waiting_key(record[1]), id)
+  dequeue(id, record[1])
   redis.call('SREM', running_key(record[1]), id)
   redis.call('DEL', preview_key(id))
   if record[3] == '1' then
@@ -57,7 +107,8 @@ local function finish(id, status, now, fields)
     forget(id)
     return
   end
-  redis.call('HSET', key, 'status', status, 'finished_at', now, unpack(fields))
+  set_status(id, status)
+  redis.call('HSET', key, 'finished_at', now, unpack(fields))
   watch_deadline(id)
   redis.call('ZADD', prefix .. 'finished', now, id)
   announce(status, id, status, record[2])
@@ -70,15 +121,4 @@ end
 local function expire(id, now)
   finish(id, 'expired', now, {'error', failure('expired',
     'The request did not start within its expires_in; send it again with a longer one.', true)})
-end
-
--- Names in the rotation of a stage, in the order of their numbers (replica2 before replica10).
-local function rotation(stage, now)
-  local names = redis.call('ZRANGEBYSCORE', ready_key(stage), '(' .. now, '+inf')
-  local function number(name) return tonumber(string.match(name, '%d+$') or '0') end
-  table.sort(names, function(a, b)
-    if number(a) == number(b) then return a < b end
-    return number(a) < number(b)
-  end)
-  return names
 end

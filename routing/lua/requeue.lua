@@ -1,14 +1,15 @@
--- Gives a request another attempt, on the replica of its stage with the fewest waiting ones; with no
--- other one ready it stays in the line of its own. ARGV: id, attempt, owner ('' = only while queued),
--- now, blame ('crash': it was running in one; 'suspect': it may have caused one, and runs alone from
--- now on; 'none'), most crashes.
+-- Gives a request another attempt on another replica of its stage: that of its affinity key, else the one
+-- with the fewest waiting (least_work: that would end it the soonest). With no other one ready it stays in
+-- the line of its own. ARGV: id, attempt, owner ('' = only while queued), now, blame ('crash': it was
+-- running in one; 'suspect': it may have caused one, and runs alone from now on; 'none'), most crashes,
+-- policy.
 -- Returns {'queued', replica, attempt} | {'ended'} | {'stale'}.
 local id, attempt, owner, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local blame, most = ARGV[5], tonumber(ARGV[6])
+local blame, most, policy = ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local key = request_key(id)
 local record = redis.call('HMGET', key, 'status', 'attempt', 'owner', 'replica', 'stage', 'cancel',
-  'score', 'crashes')
-local status, replica = record[1], record[4]
+  'affinity_key', 'work')
+local status, replica, affinity = record[1], record[4], record[7]
 if record[2] ~= attempt then return {'stale'} end
 if owner == '' and status ~= 'queued' then return {'stale'} end
 if owner ~= '' and (status ~= 'running' or record[3] ~= owner) then return {'stale'} end
@@ -28,21 +29,25 @@ if blame == 'crash' then
   end
 end
 
-local target, fewest = nil, nil
+local others = {}
 for _, name in ipairs(rotation(record[5], now)) do
-  local waiting = redis.call('ZCARD', waiting_key(name))
-  if name ~= replica and (not fewest or waiting < fewest) then target, fewest = name, waiting end
+  if name ~= replica then table.insert(others, name) end
 end
-if not target then
-  if status == 'queued' then return {'stale'} end
-  target = replica
+if #others == 0 and status == 'queued' then return {'stale'} end
+local target = replica
+if #others > 0 and affinity ~= '' then
+  target = kindred(others, affinity)
+elseif #others > 0 and policy == 'least_work' then
+  target = soonest(others, tonumber(record[8]))
+elseif #others > 0 then
+  target = least(others, function(name) return redis.call('ZCARD', waiting_key(name)) end)
 end
-redis.call('ZREM', waiting_key(replica), id)
+dequeue(id, replica)
 redis.call('SREM', running_key(replica), id)
 redis.call('DEL', preview_key(id))
 local next_attempt = redis.call('HINCRBY', key, 'attempt', 1)
-redis.call('HSET', key, 'status', 'queued', 'replica', target, 'owner', '', 'started_at', '',
-  'step', '0', 'steps', '0')
-redis.call('ZADD', waiting_key(target), record[7], id)
+redis.call('HSET', key, 'owner', '', 'started_at', '', 'step', '0', 'steps', '0')
+set_status(id, 'queued')
+enqueue(id, target)
 announce('queued', id, 'queued', next_attempt, 'replica', target)
 return {'queued', target, tostring(next_attempt)}

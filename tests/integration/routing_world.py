@@ -12,13 +12,16 @@ from configs.settings import Settings
 from routing.claims import MustRunAlone
 from routing.failover import Sweep
 from routing.parameters import Parameters
-from routing.record import Priority, Request
+from routing.record import Outcome, Output, Priority, Request, Status
 from routing.replica import Heartbeat, ReplicaState
 from routing.request_store import Submission
 from routing.router import Router
 
 STAGE = 0
 MODEL = "tiny"
+SUCCESS = Outcome(
+    Status.SUCCEEDED, (Output("a/1-0.png", "image/png", 64, 64, 1, 10, "00"),), step=4, steps=4
+)
 
 
 @dataclass
@@ -101,6 +104,18 @@ class World:
             return self.router.claims.claim(name, self.incarnations[name])
         except MustRunAlone:
             return None
+
+    def run(self, name: str, seconds: float) -> Request:
+        """Have a replica run the next of its line to a success, in so many seconds."""
+        claimed = self.claim(name)
+        assert claimed is not None
+        self.clock.forward(seconds)
+        self.beat(name)
+        assert self.router.claims.finish(claimed, SUCCESS)
+        return claimed
+
+    def place(self, request_id: str) -> int | None:
+        return self.router.lists.place(self.get(request_id))
 
     def get(self, request_id: str) -> Request:
         return self.router.store.get(request_id)

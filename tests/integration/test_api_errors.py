@@ -88,7 +88,9 @@ WRONG: list[tuple[str, Any]] = [
     ("num_frames", 16),
     ("fps", 8),
     ("preview", True),
-    ("affinity_key", "me"),
+    ("affinity_key", 5),
+    ("affinity_key", ""),
+    ("affinity_key", "x" * 65),
     ("webhook", {"url": "http://127.0.0.1/"}),
 ]
 
@@ -134,6 +136,7 @@ def test_the_edges_of_what_is_right_are_accepted(door: Door, replica: PlayedRepl
         {"scheduler": "EulerDiscreteScheduler", "deterministic": True},
         {"metadata": {"n" * 64: "x" * 512}, "expires_in": 0.5, "timeout": 31_536_000},
         {"prompt": "ein roter Kreis, 赤い丸 🔴"},
+        {"affinity_key": "🔴" * 64},
     ):
         request = door.submitted(**right)
         for name, value in right.items():

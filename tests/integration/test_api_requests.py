@@ -317,6 +317,38 @@ def test_lists_are_filtered_by_status_and_model(door: Door, replica: PlayedRepli
     assert listed("status=succeeded") == [ended]
     assert listed("status=queued&model=tiny") == [waiting]
     assert listed("model=other") == []
+    assert listed("status=succeeded&model=other") == []
+    assert listed(f"status=queued&after={ended}") == []
+    assert listed(f"status=succeeded&after={waiting}") == [ended]
+
+
+def test_a_filtered_page_costs_what_it_shows_not_what_there_is(
+    door: Door, replica: PlayedReplica
+) -> None:
+    old = [door.submitted()["id"] for _ in range(3)]
+    for _ in range(120):
+        request = door.submitted()["id"]
+        door.post(f"/v1/requests/{request}/cancel")
+
+    def reads() -> int:
+        stats: Any = door.service.redis.info("commandstats")
+        return int(stats["cmdstat_hgetall"]["calls"])
+
+    before = reads()
+    page = body_of(door.get("/v1/requests?status=queued&model=tiny&limit=2"))
+    assert [request["id"] for request in page["data"]] == old[:0:-1]
+    assert page["has_more"] is True
+    assert reads() - before <= 3
+
+
+def test_requests_of_one_affinity_key_go_to_one_replica(door: Door) -> None:
+    for name in ("replica0", "replica1"):
+        door.replica(name).load()
+    requests = [door.submitted(affinity_key="me") for _ in range(4)]
+    assert {request["affinity_key"] for request in requests} == {"me"}
+    assert len({request["replica"] for request in requests}) == 1
+    assert {door.submitted()["replica"] for _ in range(2)} == {"replica0", "replica1"}
+    assert door.submitted()["affinity_key"] is None
 
 
 def test_wrong_queries_are_refused(door: Door, replica: PlayedReplica) -> None:
@@ -427,7 +459,9 @@ def test_an_edit_is_checked_like_a_new_request(door: Door, replica: PlayedReplic
     assert body_of(door.patch(request["id"])) == request
 
 
-@pytest.mark.parametrize("field", [{"model": "tiny"}, {"metadata": {"a": "b"}}])
+@pytest.mark.parametrize(
+    "field", [{"model": "tiny"}, {"metadata": {"a": "b"}}, {"affinity_key": "me"}]
+)
 def test_what_never_changes_is_refused(
     door: Door, replica: PlayedReplica, field: dict[str, Any]
 ) -> None:

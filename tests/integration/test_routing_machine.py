@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from redis import Redis
 
-from configs.errors import Conflict, NotFound
+from configs.errors import Conflict, IdempotencyMismatch, NotFound
 from configs.settings import Settings
 from routing.record import Failure, Outcome, Output, Priority, Request, Status
 from routing.replica import Wish
-from tests.integration.routing_world import World, parameters
+from tests.integration.routing_world import MODEL, World, parameters
 
 REPLICAS = ("replica0", "replica1", "replica2")
 OUTCOMES = (
@@ -35,10 +35,14 @@ class RecordMachine(RuleBasedStateMachine):
     requests = Bundle("requests")
     claims = Bundle("claims")
 
+    policy: ClassVar[str]
+
     def __init__(self) -> None:
         super().__init__()
         prefix = f"{self.base.redis_prefix}{secrets.token_hex(4)}:"
-        self.world = World(dataclasses.replace(self.base, redis_prefix=prefix), self.redis)
+        own = dataclasses.replace(self.base, redis_prefix=prefix, routing_policy=self.policy)
+        self.world = World(own, self.redis)
+        self.keys: dict[str, tuple[str, str]] = {}
         for name in REPLICAS:
             self.world.start(name)
         self.ends: dict[str, tuple[Status, int]] = {}
@@ -53,12 +57,40 @@ class RecordMachine(RuleBasedStateMachine):
         target=requests,
         priority=st.sampled_from(list(Priority)),
         expires_in=st.sampled_from([None, 2.0]),
+        affinity_key=st.sampled_from(["", "", "a", "b"]),
+        steps=st.sampled_from([1, 4, 16]),
     )
-    def submit(self, priority: Priority, expires_in: float | None) -> str:
+    def submit(
+        self, priority: Priority, expires_in: float | None, affinity_key: str, steps: int
+    ) -> str:
         self._beat_all()
-        request = self.world.submit(priority=priority, expires_in=expires_in)
+        request = self.world.submit(
+            priority=priority,
+            expires_in=expires_in,
+            affinity_key=affinity_key,
+            parameters=parameters(num_inference_steps=steps),
+        )
         self.alive.add(request.id)
         return request.id
+
+    @rule(target=requests, key=st.sampled_from("xy"), body=st.sampled_from("12"))
+    def submit_with_key(self, key: str, body: str) -> object:
+        """One key is one request, however often it comes; removed, it is free again."""
+        self._beat_all()
+        new = self.world.submission(idempotency_key=key, fingerprint=body)
+        known = self.keys.get(key)
+        if known is not None and known[0] in self.alive and known[1] != body:
+            with pytest.raises(IdempotencyMismatch):
+                self.world.router.store.submit(new)
+            return multiple()
+        accepted = self.world.router.store.submit(new)
+        if known is not None and known[0] in self.alive:
+            assert (accepted.created, accepted.request.id) == (False, known[0])
+            return multiple()
+        assert accepted.created
+        self.alive.add(new.id)
+        self.keys[key] = (new.id, body)
+        return new.id
 
     @rule(target=claims, name=st.sampled_from(REPLICAS))
     def claim(self, name: str) -> object:
@@ -92,8 +124,15 @@ class RecordMachine(RuleBasedStateMachine):
         if request_id in self.alive:
             self.world.router.store.cancel(request_id)
 
-    @rule(request_id=requests, priority=st.sampled_from(list(Priority)))
-    def edit(self, request_id: str, priority: Priority) -> None:
+    @rule(
+        request_id=requests,
+        priority=st.sampled_from(list(Priority)),
+        steps=st.sampled_from([1, 16]),
+        expires_in=st.sampled_from([None, 3.0, 9.0]),
+    )
+    def edit(
+        self, request_id: str, priority: Priority, steps: int, expires_in: float | None
+    ) -> None:
         if request_id not in self.alive:
             return
         request = self.world.get(request_id)
@@ -103,9 +142,14 @@ class RecordMachine(RuleBasedStateMachine):
                 self.world.router.store.edit(stale, parameters(), priority, timeout=None)
         else:
             edited = self.world.router.store.edit(
-                request, parameters(prompt="new"), priority, timeout=None
+                request,
+                parameters(prompt="new", num_inference_steps=steps),
+                priority,
+                timeout=None,
+                expires_in=expires_in,
             )
             assert edited.parameters.prompt == "new"
+            assert edited.replica == request.replica
 
     @rule(request_id=consumes(requests))
     def remove(self, request_id: str) -> None:
@@ -125,6 +169,10 @@ class RecordMachine(RuleBasedStateMachine):
         for other in REPLICAS:
             if other != name:
                 self.world.beat(other)
+
+    @rule(seconds=st.sampled_from([0.5, 2.5]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.clock.forward(seconds)
 
     @rule()
     def sweep(self) -> None:
@@ -157,6 +205,45 @@ class RecordMachine(RuleBasedStateMachine):
             assert places == [expected], (request_id, request.status, places)
 
     @invariant()
+    def the_lists_hold_what_the_records_say(self) -> None:
+        lists = self.world.router.lists
+        records = sorted(
+            (self.world.get(request_id) for request_id in self.alive),
+            key=lambda request: (request.created_at, request.id),
+            reverse=True,
+        )
+        for model in (None, MODEL):
+            assert [r.id for r in lists.newest(model=model)] == [r.id for r in records]
+            for status in Status:
+                expected = [r.id for r in records if r.status is status]
+                listed = lists.newest(status=status, model=model, at_once=2)
+                assert [r.id for r in listed] == expected
+                # What is left in an index must not be more than what is shown.
+                assert self.redis.zcard(lists._keys.listed(status, model)) == len(expected)
+
+    @invariant()
+    def the_work_of_a_line_is_that_of_its_requests(self) -> None:
+        prefix = self.world.settings.redis_prefix
+        for name in REPLICAS:
+            waiting = self.world.router.claims.waiting_at(name)
+            kept = self.redis.get(f"{prefix}replica:{name}:work")
+            assert int(kept or 0) == sum(request.parameters.work() for request in waiting)
+            assert (kept is None) is (not waiting)
+
+    @invariant()
+    def exactly_those_that_may_expire_have_a_deadline(self) -> None:
+        key = f"{self.world.settings.redis_prefix}deadlines"
+        pairs: Any = self.redis.zrange(key, 0, -1, withscores=True)
+        expected = {
+            request.id: request.start_by
+            for request in map(self.world.get, self.alive)
+            if request.status is Status.QUEUED
+            and request.start_by is not None
+            and self.redis.hget(self._key(request.id), "begun") != "1"
+        }
+        assert dict(pairs) == pytest.approx(expected)
+
+    @invariant()
     def an_end_is_final(self) -> None:
         for request_id in self.alive:
             request = self.world.get(request_id)
@@ -176,20 +263,26 @@ class RecordMachine(RuleBasedStateMachine):
                 self.world.router.claims.finish(claimed, OUTCOMES[0])
         for request_id in self.alive:
             assert self.world.get(request_id).is_terminal
+        for name in REPLICAS:
+            assert self.world.router.claims.running_at(name) == []
         leftovers = self.redis.keys(f"{self.world.settings.redis_prefix}request:*")
         assert len(leftovers) == len(self.alive)
         for key in self.redis.scan_iter(f"{self.world.settings.redis_prefix}*"):
             self.redis.delete(key)
 
 
-def test_any_order_of_calls_keeps_the_record_right(settings: Settings, redis_client: Redis) -> None:
+@pytest.mark.parametrize("policy", ["round_robin", "least_work"])
+def test_any_order_of_calls_keeps_the_record_right(
+    settings: Settings, redis_client: Redis, policy: str
+) -> None:
     RecordMachine.base, RecordMachine.redis = settings, redis_client
+    RecordMachine.policy = policy
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
         RecordMachine,
         settings=hypothesis_settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import Counter
 
@@ -11,14 +10,10 @@ from redis import Redis
 
 from configs.errors import Conflict, IdempotencyMismatch, NoReadyReplica, NotFound, QueueFull
 from configs.settings import Settings
-from routing.record import Failure, Outcome, Output, Priority, Request, Status
+from routing.record import Failure, Outcome, Priority, Request, Status
 from routing.replica import ReplicaState
-from routing.request_store import CancelAnswer
-from tests.integration.routing_world import World, parameters
-
-SUCCESS = Outcome(
-    Status.SUCCEEDED, (Output("a/1-0.png", "image/png", 64, 64, 1, 10, "00"),), step=4, steps=4
-)
+from routing.request_store import CancelAnswer, Limits, RequestStore
+from tests.integration.routing_world import SUCCESS, World, parameters
 
 
 @pytest.fixture
@@ -87,7 +82,9 @@ def test_stages_do_not_mix(world: World) -> None:
 
 def test_a_full_line_is_refused_and_records_nothing(world: World, settings: Settings) -> None:
     world.start("replica0")
-    small = type(world.router.store)(world.redis, settings.redis_prefix, 600, 2, world.clock)
+    small = RequestStore(
+        world.redis, settings.redis_prefix, 600, Limits(per_replica=2), world.clock
+    )
     for _ in range(2):
         small.submit(world.submission())
     refused = world.submission()
@@ -100,12 +97,12 @@ def test_a_full_line_is_refused_and_records_nothing(world: World, settings: Sett
 def test_claim_takes_the_line_in_order_and_marks_it_running(world: World) -> None:
     incarnation = world.start("replica0")
     first, second = world.submit(), world.submit()
-    assert [world.router.store.queue_position(r) for r in (first, second)] == [1, 2]
+    assert world.router.lists.places([first, second]) == [1, 2]
     claimed = world.claim("replica0")
     assert claimed is not None
     assert (claimed.id, claimed.status, claimed.owner) == (first.id, Status.RUNNING, incarnation)
     assert claimed.started_at == world.clock.now
-    assert world.router.store.queue_position(world.get(second.id)) == 1
+    assert world.place(second.id) == 1
 
 
 def test_priorities_go_first_and_a_low_one_does_not_wait_for_ever(
@@ -126,8 +123,8 @@ def test_raising_a_waiting_request_moves_it_up(world: World) -> None:
     world.start("replica0")
     first, second = world.submit(), world.submit()
     world.router.store.edit(second, second.parameters, Priority.HIGH, timeout=None)
-    assert world.router.store.queue_position(world.get(second.id)) == 1
-    assert world.router.store.queue_position(world.get(first.id)) == 2
+    assert world.place(second.id) == 1
+    assert world.place(first.id) == 2
 
 
 def test_an_edit_of_a_waiting_prompt_is_what_is_claimed(world: World) -> None:
@@ -238,10 +235,11 @@ def test_finish_records_outputs_and_counts_once(world: World) -> None:
 def test_the_same_key_and_body_are_one_request(world: World) -> None:
     world.start("replica0")
     same = {"idempotency_key": "k", "fingerprint": "f"}
-    first, created = world.router.store.submit(world.submission(**same))
-    again, created_again = world.router.store.submit(world.submission(**same))
-    assert (created, created_again, again.id) == (True, False, first.id)
-    with pytest.raises(IdempotencyMismatch, match=first.id):
+    first = world.router.store.submit(world.submission(**same))
+    again = world.router.store.submit(world.submission(**same))
+    assert (first.created, again.created, again.request.id) == (True, False, first.request.id)
+    assert (first.place, again.place) == (1, 1)
+    with pytest.raises(IdempotencyMismatch, match=first.request.id):
         world.router.store.submit(world.submission(idempotency_key="k", fingerprint="g"))
 
 
@@ -268,7 +266,7 @@ def test_a_running_request_that_is_removed_is_gone_at_once_and_leaves_nothing_la
     world.router.remove(request.id)
     with pytest.raises(NotFound):
         world.get(request.id)
-    assert list(world.router.store.newest()) == []
+    assert list(world.router.lists.newest()) == []
     signals = world.router.claims.progress(claimed, 1, 4, 0.1)
     assert signals is not None
     assert signals.cancel
@@ -301,25 +299,10 @@ def test_records_and_files_go_together_after_their_retention(
 def test_the_list_is_newest_first_and_goes_on_from_a_cursor(world: World) -> None:
     world.start("replica0")
     ids = [world.submit().id for _ in range(5)]
-    assert [request.id for request in world.router.store.newest()] == ids[::-1]
-    assert [request.id for request in world.router.store.newest(after=ids[2])] == [ids[1], ids[0]]
+    assert [request.id for request in world.router.lists.newest()] == ids[::-1]
+    assert [request.id for request in world.router.lists.newest(after=ids[2])] == [ids[1], ids[0]]
     with pytest.raises(NotFound):
-        next(world.router.store.newest(after="req_nobody"))
-
-
-def test_a_full_line_says_when_to_come_back_from_the_time_of_a_step(
-    settings: Settings, redis_client: Redis
-) -> None:
-    world = World(dataclasses.replace(settings, max_waiting_per_replica=1), redis_client)
-    world.start("replica0")
-    world.router.store.submit(world.submission())
-    with pytest.raises(QueueFull) as unknown:
-        world.router.submit(world.submission())
-    assert unknown.value.retry_after == 5.0
-    world.beat("replica0", step_s=3.0)
-    with pytest.raises(QueueFull) as known:
-        world.router.submit(world.submission(parameters=parameters(num_inference_steps=20)))
-    assert known.value.retry_after == 60.0
+        next(world.router.lists.newest(after="req_nobody"))
 
 
 def test_an_outcome_sent_again_because_its_answer_got_lost_still_holds(world: World) -> None:
