@@ -16,7 +16,7 @@ from api.held_calls import HeldCalls
 from configs.settings import Settings
 from configs.stages import StageConfig, load_stages
 from routing.changes import Changes
-from routing.connection import connect
+from routing.connection import DOOR_ANSWER_S, DOOR_CONNECT_S, connect
 from routing.failover import Sweep, Sweeper
 from routing.router import Router
 
@@ -44,9 +44,10 @@ class Service:
             ConfigurationError: The stage file is refused.
         """
         stages = load_stages(settings.stage_configs_path)
-        redis = connect(settings.redis_url)
+        redis = connect(settings.redis_url, DOOR_CONNECT_S, DOOR_ANSWER_S)
         router = Router.open(settings, redis)
-        changes = Changes(redis, settings.redis_prefix)
+        # One of its own, that may block: the others give up sooner.
+        changes = Changes(connect(settings.redis_url), settings.redis_prefix)
         sweep = Sweep(redis, settings.redis_prefix, router, settings.retention_s)
         return cls(
             settings=settings,

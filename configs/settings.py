@@ -148,6 +148,8 @@ def _shown(name: str, value: str) -> str:
     if name == "REDIS_URL" and "@" in value:
         scheme, separator, rest = value.rpartition("://")
         value = f"{scheme}{separator}***@{rest.rpartition('@')[2]}"
+    if name == "REDIS_URL" and "sentinel_password" in value:
+        value = value.partition("?")[0] + "?***"
     return value
 
 

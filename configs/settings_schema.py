@@ -5,11 +5,11 @@ It knows the form of a value and the words of its refusal; the defaults and the 
 """
 
 from typing import ClassVar, Final
-from urllib.parse import urlsplit
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 
 from configs.field_types import Number, OneOf, Whole
+from configs.redis_url import RedisUrl
 
 _YEAR_S: Final = 31_536_000
 ROUTING_POLICIES: Final = ("round_robin", "least_work")
@@ -17,16 +17,10 @@ LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def _check_redis_url(value: str) -> None:
-    mend = "give one such as redis://127.0.0.1:6379/0"
     try:
-        parts = urlsplit(value)
-        port = parts.port
-    except ValueError:
-        raise ValidationError(f"is not a URL; {mend}") from None
-    if parts.scheme not in {"redis", "rediss", "unix"}:
-        raise ValidationError(f"is not a redis://, rediss:// or unix:// URL; {mend}")
-    if parts.scheme != "unix" and (not parts.hostname or port == 0):
-        raise ValidationError(f"names no host and port to connect to; {mend}")
+        RedisUrl.parse(value)
+    except ValueError as refused:
+        raise ValidationError(str(refused)) from None
 
 
 class SettingsSchema(Schema):

@@ -10,6 +10,7 @@ Sends by task name to a queue name; does not know the code that runs there.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, Final
 
 from celery import Celery
@@ -17,6 +18,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from configs.settings import Settings
+from routing.connection import broker_options
 
 RUN_TASK: Final = "diffusion.run"
 CANCEL_COMMAND: Final = "cancel_request"
@@ -24,6 +26,9 @@ UPDATE_COMMAND: Final = "update_request"
 BEAT_COMMAND: Final = "beat_now"
 
 _VISIBILITY_S: Final = 86_400  # longer than any run: a shorter one delivers a running request again
+_CONNECT_S: Final = 0.4
+_ANSWER_S: Final = 0.6
+_PATIENCE_S: Final = 0.2
 _LOST = (OperationalError, RedisError, OSError)
 _logger = logging.getLogger(__name__)
 
@@ -35,14 +40,15 @@ def celery_settings(settings: Settings) -> dict[str, Any]:
     not started stays in the list where it can be counted. No results and no priorities in Celery:
     both live in our records. See docs/architecture.md.
     """
+    redis = broker_options(settings.redis_url)
+    redis["broker_transport_options"] |= {
+        "visibility_timeout": _VISIBILITY_S,
+        "global_keyprefix": settings.redis_prefix,
+        "priority_steps": [0],
+    }
     return {
-        "broker_url": settings.redis_url,
+        **redis,
         "broker_connection_retry_on_startup": True,
-        "broker_transport_options": {
-            "visibility_timeout": _VISIBILITY_S,
-            "global_keyprefix": settings.redis_prefix,
-            "priority_steps": [0],
-        },
         "task_acks_late": True,
         "task_ignore_result": True,
         "worker_prefetch_multiplier": 1,
@@ -61,8 +67,9 @@ class Broker:
         self._app.conf.update(celery_settings(settings))
         # Only the sending side may give up early: a worker's blocking reads last longer than this.
         self._app.conf.broker_transport_options |= {
-            "socket_connect_timeout": 1.0,
-            "socket_timeout": 1.5,
+            "socket_connect_timeout": _CONNECT_S,
+            "socket_timeout": _ANSWER_S,
+            "max_retries": 0,
         }
 
     def wake(self, replica: str, request_id: str, attempt: int) -> bool:
@@ -76,8 +83,7 @@ class Broker:
                 RUN_TASK,
                 args=(request_id, attempt),
                 queue=replica,
-                retry=True,
-                retry_policy={"max_retries": 1, "interval_start": 0, "interval_step": 0.1},
+                retry=False,
             ),
         )
 
@@ -105,13 +111,16 @@ class Broker:
 
     def _sent(self, what: str, send: Any) -> bool:
         # Celery's first command after a Redis restart meets a dead connection (seen in 5 of 6
-        # restarts), so everything is sent a second time before it counts as lost.
+        # restarts), so it is sent a second time before it counts as lost; not where Redis does not
+        # answer, since a client may be waiting.
+        started = time.monotonic()
         for last in (False, True):
             try:
                 send()
             except _LOST as error:
-                if last:
+                if last or time.monotonic() - started > _PATIENCE_S:
                     _logger.warning("%s was not sent: %s", what, error)
+                    return False
             else:
                 return True
         return False

@@ -86,12 +86,13 @@ class Sweep:
 class Sweeper:
     """Runs the sweep again and again in a thread of its own.
 
-    After a start, and after Redis was away, nobody could have written a heartbeat: the sweep waits
-    until every living replica has had the time to, or it would take them all for dead.
+    After a start, and after Redis was away, nobody could have written a heartbeat: from the moment
+    that Redis answers, the sweep waits until every living replica has had the time to, or it would
+    take them all for dead.
     """
 
     def __init__(self, sweep: Sweep, every_s: float, grace_s: float) -> None:
-        """Sweep every ``every_s`` seconds, ``grace_s`` after a start or an outage at first."""
+        """Sweep every ``every_s`` seconds, ``grace_s`` after a start or the end of an outage."""
         self._sweep = sweep
         self._every_s = every_s
         self._grace_s = grace_s
@@ -111,11 +112,16 @@ class Sweeper:
             self._thread.join(timeout=_LOCK_S)
 
     def _loop(self) -> None:
-        pause_s = self._grace_s
+        pause_s, was_away = self._grace_s, False
         while not self._stopped.wait(pause_s):
             try:
-                self._sweep.run()
-                pause_s = self._every_s
+                self._sweep.router.withdraw()
+                if was_away:
+                    self._sweep.redis.ping()
+                    pause_s, was_away = self._grace_s, False
+                else:
+                    self._sweep.run()
+                    pause_s = self._every_s
             except (RedisError, OperationalError, OSError) as error:
                 _logger.warning("the sweep did not finish: %s", error)
-                pause_s = self._grace_s
+                pause_s, was_away = self._every_s, True

@@ -8,6 +8,7 @@ Does not know HTTP, nor what the parameters mean.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from redis import Redis
+from redis.exceptions import RedisError
 
 from configs.errors import Conflict, NotFound
 from configs.settings import Settings
@@ -27,6 +29,7 @@ from routing.registry import Registry
 from routing.replica import Replica, Wish
 from routing.request_lists import RequestLists
 from routing.request_store import Accepted, CancelAnswer, Limits, RequestStore, Submission
+from routing.unanswered import Unanswered
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class Router:
     registry: Registry
     broker: Broker
     outputs: OutputStore
+    unanswered: Unanswered
 
     @classmethod
     def open(cls, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time) -> Self:
@@ -58,6 +62,7 @@ class Router:
             registry=Registry(redis, prefix, settings.heartbeat_expiry_s, clock),
             broker=Broker(settings),
             outputs=OutputStore(settings.outputs_url),
+            unanswered=Unanswered(clock),
         )
 
     def submit(self, new: Submission) -> Accepted:
@@ -68,12 +73,32 @@ class Router:
 
         Raises:
             NoReadyReplica, QueueFull, IdempotencyMismatch: As :meth:`RequestStore.submit`.
+            redis.RedisError: Redis did not answer. What it may have recorded all the same is
+                withdrawn by :meth:`withdraw`; with an idempotency key it stays, since the client
+                finds it by that.
         """
-        accepted = self.store.submit(new)
+        try:
+            accepted = self.store.submit(new)
+        except RedisError:
+            if not new.idempotency_key:
+                self.unanswered.add(new.id)
+            raise
         request = accepted.request
         if accepted.created and accepted.needs_wake_up:
             self.broker.wake(request.replica, request.id, request.attempt)
         return accepted
+
+    def withdraw(self) -> None:
+        """Remove what was recorded for submits whose answer got lost: their clients were told 503.
+
+        Raises:
+            redis.RedisError: Redis did not answer; the next call does it.
+        """
+        for request_id in self.unanswered.ids():
+            with contextlib.suppress(NotFound):
+                self.remove(request_id)
+                self.unanswered.discard(request_id)
+                _logger.info("%s was withdrawn: its submit was answered with 503", request_id)
 
     def cancel(self, request_id: str) -> tuple[Request, CancelAnswer]:
         """Cancel a request wherever it is; return it as it stands then.

@@ -13,11 +13,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.exceptions import RedisError
 
+from configs.redis_url import RedisUrl
 from routing.connection import connect
 from scripts.refusal import StartRefused
 
@@ -131,22 +131,16 @@ def check_redis(url: str) -> None:
     Raises:
         StartRefused: It does not answer, or answers with an error.
     """
-    where = _address(url)
+    where = RedisUrl.parse(url).shown
     try:
         client: Redis = connect(url, timeout_s=_ANSWER_S)
         client.ping()
         client.close()
-    except (RedisError, OSError, ValueError) as error:
+    except (RedisError, OSError) as error:
         raise StartRefused(
             f"Redis at {where} does not answer: {str(error).rstrip('.')}; start it, mend "
             "REDIS_URL, or unset REDIS_URL to have one started here"
         ) from None
-
-
-def _address(url: str) -> str:
-    """Where it should be, without the user and password that the URL may hold."""
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
 
 
 def _version(binary: str) -> tuple[int, int, int]:

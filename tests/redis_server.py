@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ class RedisServer:
         if self._process is None:
             return
         self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)  # a frozen one would not hear of it
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -74,6 +76,16 @@ class RedisServer:
         self._process.kill()
         self._process.wait(_STOP_S)
         self._process = None
+
+    def freeze(self) -> None:
+        """Let it hang: its connections stand, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on where it hung."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
         assert self._process is not None

@@ -14,6 +14,8 @@ local function answer(word, request_id)
     redis.call('LLEN', prefix .. replica), redis.call('ZCARD', waiting_key(replica))}
 end
 
+-- Sent again because its answer got lost: it is recorded already.
+if redis.call('EXISTS', request_key(id)) == 1 then return answer('created', id) end
 if key ~= '' then
   local known = redis.call('GET', idempotency_key(key))
   if known then

@@ -122,10 +122,16 @@ def test_a_wrong_number_is_refused_by_name_value_and_mend(name: str, text: str) 
         ("ROUTING_POLICY", "random", "give one of round_robin, least_work"),
         ("LOG_LEVEL", "loud", "give one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
         ("REDIS_PREFIX", "a b", "'a b' has characters other than letters, digits and _ . : -"),
-        ("REDIS_URL", "http://h", "is not a redis://, rediss:// or unix:// URL; give one such as"),
+        ("REDIS_URL", "http://h", "is not a redis://, rediss://, unix:// or sentinel:// URL; give"),
         ("REDIS_URL", "127.0.0.1:6379", "give one such as redis://127.0.0.1:6379/0"),
-        ("REDIS_URL", "redis://h:70000/0", "is not a URL"),
+        ("REDIS_URL", "redis://h:70000/0", "names no host and port"),
         ("REDIS_URL", "redis://", "names no host"),
+        ("REDIS_URL", "redis://h/zero", "'zero' for the number of the database"),
+        ("REDIS_URL", "redis://h/0?ssl_ca_certs=a", "which redis:// does not; it takes none"),
+        ("REDIS_URL", "rediss://h?ssl_cert_reqs=no", "give one of required, optional, none"),
+        ("REDIS_URL", "unix://", "names no socket"),
+        ("REDIS_URL", "sentinel://a:1,b:2/0", "names no master; add ?master="),
+        ("REDIS_URL", "sentinel://a:1,:2/0?master=m", "names no host and port"),
     ],
 )
 def test_the_words_of_a_refusal(name: str, text: str, expected: str) -> None:
@@ -135,6 +141,8 @@ def test_the_words_of_a_refusal(name: str, text: str, expected: str) -> None:
 def test_a_password_is_shown_neither_in_a_refusal_nor_in_the_repr() -> None:
     assert "hunter2" not in refused(REDIS_URL="http://me:hunter2@h:1/0").message
     assert "hunter2" not in refused(REDIS_URL="redis://:hunter2@h:99999/0").message
+    query = "?sentinel_password=hunter2"
+    assert "hunter2" not in refused(REDIS_URL=f"sentinel://h:1/0{query}").message
     assert "hunter2" not in repr(load_settings({"REDIS_URL": "redis://:hunter2@h:1/0"}))
 
 

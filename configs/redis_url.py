@@ -1,0 +1,143 @@
+"""A Redis URL taken apart: one server, a socket of this machine, or Sentinels that name the server.
+
+    redis://[[user]:password@]host[:port][/db]
+    rediss://…?ssl_ca_certs=…&ssl_cert_reqs=required|optional|none&ssl_certfile=…&ssl_keyfile=…
+    unix://[[user]:password@]/path/of/socket[?db=0]
+    sentinel://[[user]:password@]host[:port],host[:port]…[/db]?master=name[&sentinel_password=…]
+
+Only what both of its readers can do is taken, redis-py for the records and kombu for the messages,
+so that they can not come to differ. Opens nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Self
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+PORTS: Final = {"redis": 6379, "rediss": 6379, "sentinel": 26379}
+_SSL_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_QUERY: Final = {
+    "redis": (),
+    "rediss": (*_SSL_FILES, "ssl_cert_reqs", "ssl_check_hostname"),
+    "unix": ("db",),
+    "sentinel": ("master", "sentinel_password"),
+}
+_WORDS: Final = {
+    "ssl_cert_reqs": ("required", "optional", "none"),
+    "ssl_check_hostname": ("true", "false"),
+}
+_MEND: Final = "give one such as redis://127.0.0.1:6379/0"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """The parts of a Redis URL.
+
+    Attributes:
+        scheme: ``redis``, ``rediss``, ``unix`` or ``sentinel``.
+        hosts: Host and port of the server, or of each Sentinel; none for a socket.
+        path: The socket of ``unix``; empty otherwise.
+        db: Number of the database.
+        username: Empty for the default user.
+        password: Of the server; empty for none.
+        master: Name by which the Sentinels know the server; empty otherwise.
+        sentinel_password: Of the Sentinels themselves.
+        tls: Arguments of the TLS connection, by the names that redis-py and kombu share.
+    """
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    db: int = 0
+    username: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    master: str = ""
+    sentinel_password: str = field(default="", repr=False)
+    tls: tuple[tuple[str, str | bool], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Take a URL apart.
+
+        Raises:
+            ValueError: It is none; the message says what is wrong and how to mend it.
+        """
+        try:
+            parts = urlsplit(text)
+        except ValueError:
+            raise ValueError(f"is not a URL; {_MEND}") from None
+        if parts.scheme not in _QUERY:
+            raise ValueError(f"is not a redis://, rediss://, unix:// or sentinel:// URL; {_MEND}")
+        query = _query(parts)
+        user, at, places = parts.netloc.rpartition("@")
+        username, _, password = user.partition(":") if at else ("", "", "")
+        if parts.scheme == "sentinel" and not query.get("master"):
+            raise ValueError("names no master; add ?master= and the name the Sentinels know it by")
+        if parts.scheme == "unix" and (places or parts.path in {"", "/"}):
+            raise ValueError("names no socket; give one such as unix:///run/redis.sock")
+        return cls(
+            scheme=parts.scheme,
+            hosts=() if parts.scheme == "unix" else _hosts(parts.scheme, places),
+            path=unquote(parts.path) if parts.scheme == "unix" else "",
+            db=_db(query.get("db", "") if parts.scheme == "unix" else parts.path.strip("/")),
+            username=unquote(username),
+            password=unquote(password),
+            master=query.get("master", ""),
+            sentinel_password=query.get("sentinel_password", ""),
+            tls=_tls(query) if parts.scheme == "rediss" else (),
+        )
+
+    @property
+    def shown(self) -> str:
+        """Where it points to, without anything secret."""
+        if self.scheme == "unix":
+            return self.path
+        places = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.master} of the Sentinels at {places}" if self.master else places
+
+
+def _query(parts: SplitResult) -> dict[str, str]:
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    known = _QUERY[parts.scheme]
+    for name, value in query.items():
+        if name not in known:
+            can = f"known here: {', '.join(known)}" if known else "it takes none"
+            raise ValueError(
+                f"has {name[:40]!r} after the ?, which {parts.scheme}:// does not; {can}"
+            )
+        words = _WORDS.get(name)
+        if words and value not in words:
+            raise ValueError(f"has {value[:40]!r} for {name}; give one of {', '.join(words)}")
+    return query
+
+
+def _hosts(scheme: str, places: str) -> tuple[tuple[str, int], ...]:
+    named = places.split(",") if scheme == "sentinel" else [places]
+    hosts = []
+    for place in named:
+        try:
+            parts = urlsplit(f"//{place}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or port == 0:
+            raise ValueError(f"names no host and port to connect to; {_MEND}")
+        hosts.append((host, port or PORTS[scheme]))
+    return tuple(hosts)
+
+
+def _db(text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise ValueError(f"has {text[:40]!r} for the number of the database; {_MEND}")
+    return int(text)
+
+
+def _tls(query: dict[str, str]) -> tuple[tuple[str, str | bool], ...]:
+    # Said outright, since kombu would take a rediss:// that says nothing for "any certificate".
+    reqs = query.get("ssl_cert_reqs", "required")
+    check = query.get("ssl_check_hostname", "true" if reqs == "required" else "false") == "true"
+    files = tuple((name, query[name]) for name in _SSL_FILES if query.get(name))
+    return (("ssl_cert_reqs", reqs), ("ssl_check_hostname", check), *files)

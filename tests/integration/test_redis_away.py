@@ -1,0 +1,182 @@
+"""Redis away, in every way: 503 within two seconds, nothing half-accepted, and back by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+import pytest
+from redis import Redis
+from redis.exceptions import TimeoutError as RedisTimeout
+
+from configs.errors import NotFound
+from configs.settings import Settings
+from routing.broker import Broker
+from routing.connection import DOOR_ANSWER_S, DOOR_CONNECT_S, connect
+from routing.record import Status
+from tests.integration.api_world import Door, body_of, error_of
+from tests.integration.conftest import OpenDoor
+from tests.integration.routing_world import World
+from tests.network import mute_port, swallowing_port
+from tests.redis_server import RedisServer, free_port
+from tests.waiting import wait_until
+
+Away = Callable[[], AbstractContextManager[int]]
+PROMISED_S = 2.0  # the promise itself: this is no measurement of speed
+BACK_S = 30.0
+
+
+@contextmanager
+def _refusing_port() -> Iterator[int]:
+    yield free_port()
+
+
+def _refused(door: Door) -> None:
+    started = time.monotonic()
+    answer = door.submit()
+    took = time.monotonic() - started
+    assert answer.status_code == 503
+    assert error_of(answer)["code"] == "store_unavailable"
+    assert int(answer.headers["Retry-After"]) > 0
+    assert took < PROMISED_S
+
+
+@pytest.fixture
+def own_settings(own_redis: RedisServer, api_settings: Settings) -> Settings:
+    return replace(api_settings, redis_url=own_redis.url, sweep_s=0.1)
+
+
+@pytest.mark.parametrize("away", [_refusing_port, mute_port, swallowing_port])
+def test_a_submit_is_answered_in_time_where_redis_never_was(
+    api_settings: Settings, open_door: OpenDoor, away: Away
+) -> None:
+    with away() as port:
+        door = open_door(replace(api_settings, redis_url=f"redis://127.0.0.1:{port}/0"))
+        _refused(door)
+        _refused(door)
+
+
+def test_a_submit_is_answered_in_time_while_redis_hangs_and_all_is_well_after(
+    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+) -> None:
+    door = open_door(own_settings).start()
+    replica = door.replica().load()
+    before = door.submitted()["id"]
+    own_redis.freeze()
+    for _ in range(3):
+        _refused(door)
+    own_redis.thaw()
+    wait_until(lambda: door.submit().status_code == 202, BACK_S, "a submit after the thaw")
+    held = door.get(f"/v1/requests/{before}")
+    assert body_of(held)["status"] == "queued"
+    replica.succeed(replica.claim())
+    assert body_of(door.get(f"/v1/requests/{before}", Prefer="wait=20"))["status"] == "succeeded"
+
+
+def test_redis_that_went_and_came_back_serves_again(
+    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+) -> None:
+    door = open_door(own_settings)
+    door.replica().load()
+    door.submitted()
+    own_redis.stop()
+    _refused(door)
+    own_redis.start()
+    door.replica().load()
+    assert door.submit().status_code == 202
+
+
+def test_what_was_recorded_though_its_answer_got_lost_is_withdrawn(
+    own_redis: RedisServer, own_settings: Settings
+) -> None:
+    """Redis does what it was told before it hung; the client was told 503."""
+    world = World(own_settings, connect(own_redis.url, DOOR_CONNECT_S, DOOR_ANSWER_S))
+    world.start("replica0")
+    kept = world.submit()
+    lost, named = world.submission(), world.submission(idempotency_key="mine", fingerprint="f")
+    other = World(own_settings, connect(own_redis.url, DOOR_CONNECT_S, DOOR_ANSWER_S))
+    other.redis.ping()  # each has a connection that stands
+    own_redis.freeze()
+    for door, new in ((world, lost), (other, named)):
+        with pytest.raises(RedisTimeout):
+            door.router.submit(new)
+    own_redis.thaw()
+    wait_until(lambda: _is_recorded(world, lost.id), BACK_S, "the lost submit to be recorded")
+    wait_until(lambda: _is_recorded(world, named.id), BACK_S, "the named one too")
+    world.router.withdraw()
+    assert not _is_recorded(world, lost.id)
+    assert {request.id for request in world.router.claims.waiting_at("replica0")} == {
+        kept.id,
+        named.id,
+    }
+    again = world.router.store.submit(replace(named, id="req_another"))
+    assert (again.created, again.request.id) == (False, named.id)
+    assert other.router.unanswered.ids() == []
+    world.router.unanswered.add("req_nowhere")
+    world.router.withdraw()
+    assert world.router.unanswered.ids() == ["req_nowhere"]
+    world.clock.forward(300)
+    world.router.withdraw()
+    assert world.router.unanswered.ids() == []
+    world.router.broker.close()
+
+
+def _is_recorded(world: World, request_id: str) -> bool:
+    try:
+        return world.get(request_id).status is Status.QUEUED
+    except NotFound:
+        return False
+
+
+def test_the_same_submit_sent_twice_by_the_connection_is_one_request(
+    settings: Settings, redis_client: Redis
+) -> None:
+    """The client library sends a command again whose connection broke before the answer."""
+    world = World(settings, redis_client)
+    world.start("replica0")
+    world.start("replica1")
+    new = world.submission()
+    first, again = world.router.store.submit(new), world.router.store.submit(new)
+    assert first.request == again.request
+    lines = [world.router.claims.waiting_at(name) for name in ("replica0", "replica1")]
+    assert sum(len(line) for line in lines) == 1
+
+
+@pytest.mark.parametrize("away", [_refusing_port, mute_port, swallowing_port])
+def test_a_wake_up_that_does_not_get_through_loses_nothing(
+    settings: Settings, redis_client: Redis, away: Away
+) -> None:
+    """The record is what counts; its replica finds it by the heartbeat."""
+    world = World(settings, redis_client)
+    world.start("replica0")
+    with away() as port:
+        broker = Broker(replace(settings, redis_url=f"redis://127.0.0.1:{port}/0"))
+        router = replace(world.router, broker=broker)
+        started = time.monotonic()
+        accepted = router.submit(world.submission())
+        assert time.monotonic() - started < PROMISED_S
+        broker.close()
+    assert accepted.created
+    assert world.get(accepted.request.id).status is Status.QUEUED
+
+
+def test_messages_do_not_pile_up_where_requests_come_and_go(world_of_one: World) -> None:
+    """A wake-up is sent only where there are fewer messages than waiting requests."""
+    for _ in range(50):
+        accepted = world_of_one.router.submit(world_of_one.submission())
+        world_of_one.router.store.cancel(accepted.request.id)
+    prefix = world_of_one.settings.redis_prefix
+    assert world_of_one.redis.llen(f"{prefix}replica0") == 1
+    for _ in range(3):
+        world_of_one.router.submit(world_of_one.submission())
+    assert world_of_one.redis.llen(f"{prefix}replica0") == 3
+
+
+@pytest.fixture
+def world_of_one(settings: Settings, redis_client: Redis) -> Iterator[World]:
+    world = World(settings, redis_client)
+    world.start("replica0")
+    yield world
+    world.router.broker.close()
