@@ -36,8 +36,17 @@ class RedisServer:
     and give it back.
     """
 
-    def __init__(self, binary: str, folder: Path, *, durable: bool = False) -> None:
+    def __init__(
+        self,
+        binary: str,
+        folder: Path,
+        *,
+        durable: bool = False,
+        password: str | None = None,
+        extra: tuple[str, ...] = (),
+    ) -> None:
         self.port = free_port()
+        self._password = password
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._command = [
             binary,
@@ -47,6 +56,7 @@ class RedisServer:
             *("--appendonly", "yes" if durable else "no"),
             *("--dir", str(folder)),
             *("--dbfilename", f"redis-{self.port}.rdb"),
+            *extra,
         ]
         self._log = folder / f"redis-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +101,12 @@ class RedisServer:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"redis-server ended at once; see {self._log}")
-        with Redis(port=self.port, socket_timeout=1.0, socket_connect_timeout=1.0) as client:
+        with Redis(
+            port=self.port,
+            password=self._password,
+            socket_timeout=1.0,
+            socket_connect_timeout=1.0,
+        ) as client:
             try:
                 return bool(client.ping())
             except RedisError:
