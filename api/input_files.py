@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from redis.exceptions import RedisError
+
 from api.input_images import InputImage
 from configs.errors import OutputWriteFailed, StoreUnavailable
 from routing.output_store import OutputStore
@@ -49,6 +51,9 @@ def all_inputs(parameters: Parameters) -> tuple[str, ...]:
 def stored(outputs: OutputStore, files: Mapping[str, bytes]) -> Iterator[None]:
     """Store files before what refers to them; where that fails they are removed again.
 
+    Not where Redis did not answer, since what refers to them may be recorded: they are removed with
+    the request, or by :meth:`Router.withdraw`.
+
     Raises:
         StoreUnavailable: They could not be written.
     """
@@ -58,6 +63,8 @@ def stored(outputs: OutputStore, files: Mapping[str, bytes]) -> Iterator[None]:
             _write(outputs, name, data)
             written.append(name)
         yield
+    except RedisError:
+        raise
     except BaseException:
         for name in written:
             with suppress(OSError):  # what went wrong first is what the client is told

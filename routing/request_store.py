@@ -168,6 +168,10 @@ class RequestStore:
             raise unknown_request(request_id)
         return Request.from_hash(found)
 
+    def exists(self, request_id: str) -> bool:
+        """Whether there is such a record, for clients to see."""
+        return bool(self._redis.zscore(self._keys.requests, request_id))
+
     def preview(self, request_id: str) -> str | None:
         """Return the newest preview of a running request, base64 of a JPEG; None without one."""
         found: str | None = self._redis.get(self._keys.preview(request_id))  # type: ignore[assignment]

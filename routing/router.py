@@ -8,7 +8,6 @@ Does not know HTTP, nor what the parameters mean.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -80,8 +79,7 @@ class Router:
         try:
             accepted = self.store.submit(new)
         except RedisError:
-            if not new.idempotency_key:
-                self.unanswered.add(new.id)
+            self.unanswered.add(new.id, has_key=bool(new.idempotency_key))
             raise
         request = accepted.request
         if accepted.created and accepted.needs_wake_up:
@@ -94,11 +92,15 @@ class Router:
         Raises:
             redis.RedisError: Redis did not answer; the next call does it.
         """
-        for request_id in self.unanswered.ids():
-            with contextlib.suppress(NotFound):
-                self.remove(request_id)
-                self.unanswered.discard(request_id)
-                _logger.info("%s was withdrawn: its submit was answered with 503", request_id)
+        for submit in self.unanswered.all():
+            recorded = self.store.exists(submit.id)
+            if recorded and not submit.has_key:
+                self.remove(submit.id)
+                _logger.info("%s was withdrawn: its submit was answered with 503", submit.id)
+            if not recorded and submit.is_old:
+                self.outputs.remove(submit.id)  # its inputs were stored before it
+            if recorded or submit.is_old:
+                self.unanswered.discard(submit.id)
 
     def cancel(self, request_id: str) -> tuple[Request, CancelAnswer]:
         """Cancel a request wherever it is; return it as it stands then.

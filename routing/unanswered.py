@@ -8,37 +8,48 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-_KEPT_S: Final = 120.0  # a command may reach Redis late: when it goes on, or by a slow network
+_OLD_S: Final = 120.0  # a command may reach Redis late: when it goes on, or by a slow network
 _MOST: Final = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class LostSubmit:
+    """One submit: its id, whether its client can find it by a key, whether to give it up."""
+
+    id: str
+    has_key: bool
+    is_old: bool
+
+
 class Unanswered:
-    """Ids, each kept for two minutes."""
+    """The lost submits of this process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Take the time from ``clock``."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._since: dict[str, float] = {}
+        self._known: dict[str, tuple[float, bool]] = {}
 
-    def add(self, request_id: str) -> None:
-        """Keep an id; the oldest goes where there are too many."""
+    def add(self, request_id: str, *, has_key: bool) -> None:
+        """Remember a submit; the oldest is forgotten where there are too many."""
         with self._lock:
-            self._since[request_id] = self._clock()
-            while len(self._since) > _MOST:
-                del self._since[next(iter(self._since))]
+            self._known[request_id] = (self._clock(), has_key)
+            while len(self._known) > _MOST:
+                del self._known[next(iter(self._known))]
 
     def discard(self, request_id: str) -> None:
-        """Forget an id: it was found and withdrawn."""
+        """Forget a submit."""
         with self._lock:
-            self._since.pop(request_id, None)
+            self._known.pop(request_id, None)
 
-    def ids(self) -> list[str]:
-        """Return those that may still turn up, and forget the others."""
+    def all(self) -> list[LostSubmit]:
+        """Return those that may have been recorded; an old one will not be any more."""
         with self._lock:
-            oldest = self._clock() - _KEPT_S
-            for request_id in [each for each, since in self._since.items() if since < oldest]:
-                del self._since[request_id]
-            return list(self._since)
+            oldest = self._clock() - _OLD_S
+            return [
+                LostSubmit(request_id, has_key, since < oldest)
+                for request_id, (since, has_key) in self._known.items()
+            ]

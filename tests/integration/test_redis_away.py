@@ -113,14 +113,25 @@ def test_what_was_recorded_though_its_answer_got_lost_is_withdrawn(
     }
     again = world.router.store.submit(replace(named, id="req_another"))
     assert (again.created, again.request.id) == (False, named.id)
-    assert other.router.unanswered.ids() == []
-    world.router.unanswered.add("req_nowhere")
+    for router in (world.router, other.router):
+        router.withdraw()
+        assert router.unanswered.all() == []
+        router.broker.close()
+    assert _is_recorded(world, named.id)
+
+
+def test_a_submit_that_never_got_there_leaves_no_files(
+    settings: Settings, redis_client: Redis
+) -> None:
+    world = World(settings, redis_client)
+    world.router.outputs.write("req_lost/input-0.png", b"png")
+    world.router.unanswered.add("req_lost", has_key=True)
     world.router.withdraw()
-    assert world.router.unanswered.ids() == ["req_nowhere"]
+    assert world.router.outputs.names("req_lost") != []  # it may be recorded yet
     world.clock.forward(300)
     world.router.withdraw()
-    assert world.router.unanswered.ids() == []
-    world.router.broker.close()
+    assert world.router.outputs.names("req_lost") == []
+    assert world.router.unanswered.all() == []
 
 
 def _is_recorded(world: World, request_id: str) -> bool:
