@@ -135,6 +135,16 @@ class LinksSchema(Schema):
     events = _text("Its events, as a stream.")
 
 
+class WebhookObjectSchema(Schema):
+    """Where a client is told of what, and whether it was told of the end."""
+
+    url = _text("Address.")
+    events = fields.List(fields.String(), metadata={"description": "Of what it is told."})
+    tries = _whole("How often the end was tried to be told.")
+    delivered_at = _number("When it was.", allow_none=True)
+    error = _text("Why the last try failed.", allow_none=True)
+
+
 class RequestObjectSchema(Schema):
     """A request. Times are seconds since the epoch."""
 
@@ -162,6 +172,7 @@ class RequestObjectSchema(Schema):
     warnings = fields.List(fields.String())
     error = fields.Nested(FailureSchema, allow_none=True)
     metadata = fields.Dict(keys=fields.String(), values=fields.String())
+    webhook = fields.Nested(WebhookObjectSchema, allow_none=True)
     urls = fields.Nested(LinksSchema)
 
 

@@ -17,7 +17,7 @@ from api.parameter_checks import MAX_SEED
 from api.request_schema import NOT_SERVED
 from configs.settings import Settings
 from routing.parameters import IMAGE_FORMATS
-from routing.record import Output, Request, Status
+from routing.record import Output, Request, Status, Webhook
 from routing.replica import Replica, ReplicaState
 
 _DIGITS: Final = 3
@@ -59,6 +59,7 @@ def request_object(
         "warnings": list(request.warnings),
         "error": asdict(request.error) if request.error else None,
         "metadata": dict(request.metadata),
+        "webhook": _webhook(request.webhook),
         "urls": {"get": url, "cancel": f"{url}/cancel", "events": f"{url}/events"},
     }
 
@@ -134,6 +135,18 @@ def model_object(
 def list_object(data: Sequence[Any], *, has_more: bool = False) -> dict[str, Any]:
     """Return the one shape of all lists."""
     return {"object": "list", "data": list(data), "has_more": has_more}
+
+
+def _webhook(webhook: Webhook | None) -> dict[str, Any] | None:
+    if webhook is None:
+        return None
+    return {
+        "url": webhook.url,
+        "events": list(webhook.events),
+        "tries": webhook.tries,
+        "delivered_at": _rounded(webhook.delivered_at),
+        "error": webhook.error or None,
+    }
 
 
 def _parameters(request: Request) -> dict[str, Any]:

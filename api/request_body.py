@@ -16,6 +16,7 @@ from api.body_inputs import Inputs
 from api.catalog import Catalog, ServedModel
 from api.parameter_checks import ParameterChecks, complete, shown
 from api.request_schema import RequestBodySchema, RequestEditSchema
+from api.webhook_post import address_fault
 from configs.errors import (
     FieldError,
     InvalidRequest,
@@ -25,12 +26,13 @@ from configs.errors import (
 from configs.refusal import field_errors
 from configs.settings import Settings
 from routing.parameters import Parameters
-from routing.record import Priority, Request, Status
+from routing.record import Priority, Request, Status, Webhook
 
 _HEADING: Final = "The request is refused"
 _MAX_SECONDS: Final = 31_536_000.0
 _INPUTS: Final = frozenset({"image", "mask_image"})
-_NEVER_CHANGED: Final = frozenset({"affinity_key", "metadata", "model"})
+_MAX_URL: Final = 2000
+_NEVER_CHANGED: Final = frozenset({"affinity_key", "metadata", "model", "webhook"})
 _CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "preview", "timeout"})
 
 
@@ -44,6 +46,7 @@ class NewRequest:
     expires_in: float | None
     timeout: float | None
     metadata: Mapping[str, str]
+    webhook: Webhook | None
     inputs: Inputs
     affinity_key: str
 
@@ -78,6 +81,7 @@ class BodyReader:
         """
         given, details = _shaped(body, RequestBodySchema())
         details += _refused_seconds(given)
+        details += _refused_webhook(given, self.settings)
         try:
             model = self.catalog.find(given.get("model"))
         except InvalidRequest as unknown:
@@ -94,6 +98,7 @@ class BodyReader:
             expires_in=given.get("expires_in"),
             timeout=given.get("timeout"),
             metadata=given.get("metadata", {}),
+            webhook=_webhook(given.get("webhook")),
             inputs=inputs,
             affinity_key=given.get("affinity_key", ""),
         )
@@ -168,6 +173,22 @@ def _shaped(
         else:
             given["width"], given["height"] = size
     return given, details
+
+
+def _webhook(given: Mapping[str, Any] | None) -> Webhook | None:
+    return Webhook(given["url"], tuple(given.get("events", ["ended"]))) if given else None
+
+
+def _refused_webhook(given: Mapping[str, Any], settings: Settings) -> list[FieldError]:
+    url = (given.get("webhook") or {}).get("url")
+    if url is None:
+        return []
+    if not settings.webhook_secret:
+        return [FieldError("webhook", "is not served here: WEBHOOK_SECRET is not set")]
+    if len(url) > _MAX_URL:
+        return [FieldError("webhook.url", f"has {len(url)} characters; {_MAX_URL} is the most")]
+    fault = address_fault(url, allow_private=settings.webhook_allow_private)
+    return [FieldError("webhook.url", fault)] if fault else []
 
 
 def _parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:

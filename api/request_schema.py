@@ -11,13 +11,21 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Final
 
-from marshmallow import EXCLUDE, Schema, ValidationError, fields, pre_load, validates_schema
+from marshmallow import (
+    EXCLUDE,
+    Schema,
+    ValidationError,
+    fields,
+    pre_load,
+    validate,
+    validates_schema,
+)
 
 from api.input_images import WrongPicture, decode_data_url
 from configs.field_types import OneOf
 from configs.refusal import UNKNOWN_KEY
 from routing.parameters import IMAGE_FORMATS
-from routing.record import Priority
+from routing.record import WEBHOOK_EVENTS, Priority
 
 NOT_SERVED: Final = frozenset(
     {
@@ -25,7 +33,6 @@ NOT_SERVED: Final = frozenset(
         "lora",
         "num_frames",
         "strength",
-        "webhook",
     }
 )
 _SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
@@ -169,6 +176,23 @@ def _fault(name: str, text: Any) -> str | None:
     return None
 
 
+class WebhookSchema(Schema):
+    """Where a client wants to be told of what."""
+
+    url = _Text("Where to POST; https, or http.", required=True, example="https://me.example/hook")
+    events = fields.List(
+        OneOf(*WEBHOOK_EVENTS),
+        validate=validate.Length(min=1, error="is empty; name one, or leave it out"),
+        metadata=described("Of what; the end alone where none are named.", default=["ended"]),
+    )
+
+    @validates_schema(pass_original=True, skip_on_field_errors=False)
+    def _refuse_unknown(self, _: Any, original: Any, **__: Any) -> None:
+        unknown = sorted(set(original) - set(self.fields))
+        if unknown:
+            raise ValidationError({name: [_unknown(name, list(self.fields))] for name in unknown})
+
+
 class RequestBodySchema(Schema):
     """What `POST /v1/requests` takes. null counts as not given; a field unknown here is refused."""
 
@@ -220,6 +244,10 @@ class RequestBodySchema(Schema):
     )
     expires_in = _Number("Seconds within which it must start.", minimum=0)
     timeout = _Number("Seconds it may run.", minimum=0)
+    webhook = fields.Nested(
+        WebhookSchema(unknown=EXCLUDE),
+        metadata=described("Tell an address of yours what becomes of it (Standard Webhooks)."),
+    )
     metadata = _Metadata(
         keys=fields.String(),
         values=fields.String(),

@@ -36,6 +36,7 @@ def submit_body(service: Service, body: Mapping[str, Any], key: str = "") -> Acc
         timeout=new.timeout,
         metadata=new.metadata,
         affinity_key=new.affinity_key,
+        webhook=new.webhook,
         idempotency_key=key,
         fingerprint=fingerprint({**body, **new.inputs.digests}),
     )

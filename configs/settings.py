@@ -61,6 +61,9 @@ class Settings:
         max_input_pixels: Largest width x height of an input image, in pixels.
         max_steps: Largest `num_inference_steps`.
         max_outputs: Largest `num_outputs_per_prompt`.
+        webhook_secret: Key that signs webhooks, `whsec_` and base64; several are for changing it.
+            Empty for none: requests that ask for a webhook are refused then.
+        webhook_allow_private: Whether webhooks may go to addresses that are not public.
         log_level: DEBUG, INFO, WARNING, ERROR or CRITICAL.
         flower_port: TCP port of Flower.
         run_dir: Folder of the launcher: Redis data, logs, its lock; and of the outputs by default.
@@ -97,6 +100,8 @@ class Settings:
     max_input_pixels: int = 32 * _MIB
     max_steps: int = 1000
     max_outputs: int = 10
+    webhook_secret: str = field(default="", repr=False)
+    webhook_allow_private: bool = False
     log_level: str = "INFO"
     flower_port: int = 5555
     run_dir: Path = REPOSITORY / ".run"
@@ -145,6 +150,8 @@ def _outputs_url(value: str) -> str:
 
 def _shown(name: str, value: str) -> str:
     """The value as a refusal may print it: a Redis URL may hold a password."""
+    if name == "WEBHOOK_SECRET":
+        return "***"
     if name == "REDIS_URL" and "@" in value:
         scheme, separator, rest = value.rpartition("://")
         value = f"{scheme}{separator}***@{rest.rpartition('@')[2]}"

@@ -4,6 +4,7 @@ It knows the form of a value and the words of its refusal; the defaults and the 
 `configs/settings.py`, the only user.
 """
 
+from base64 import b64decode
 from typing import ClassVar, Final
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
@@ -11,6 +12,7 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 from configs.field_types import Number, OneOf, Whole
 from configs.redis_url import RedisUrl
 
+_SHORTEST_SECRET: Final = 24  # bytes; as the Standard Webhooks specification has it
 _YEAR_S: Final = 31_536_000
 ROUTING_POLICIES: Final = ("round_robin", "least_work")
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -21,6 +23,19 @@ def _check_redis_url(value: str) -> None:
         RedisUrl.parse(value)
     except ValueError as refused:
         raise ValidationError(str(refused)) from None
+
+
+def _check_webhook_secret(value: str) -> None:
+    for secret in value.split():
+        try:
+            key = b64decode(secret.removeprefix("whsec_") + "==", validate=False)
+        except ValueError:
+            key = b""
+        if not secret.startswith("whsec_") or len(key) < _SHORTEST_SECRET:
+            raise ValidationError(
+                f"is no key that signs: write whsec_ and at least {_SHORTEST_SECRET} bytes in "
+                'base64, such as from: echo "whsec_$(openssl rand -base64 32)"'
+            )
 
 
 class SettingsSchema(Schema):
@@ -77,6 +92,11 @@ class SettingsSchema(Schema):
     max_input_pixels = Whole(1, 2**40, "pixels", strict=False, data_key="MAX_INPUT_PIXELS")
     max_steps = Whole(1, 1_000_000, "steps", strict=False, data_key="MAX_STEPS")
     max_outputs = Whole(1, 10_000, "outputs", strict=False, data_key="MAX_OUTPUTS")
+    webhook_secret = fields.String(data_key="WEBHOOK_SECRET", validate=_check_webhook_secret)
+    webhook_allow_private = fields.Boolean(
+        data_key="WEBHOOK_ALLOW_PRIVATE",
+        error_messages={"invalid": "is neither true nor false; give one of these two words"},
+    )
     log_level = OneOf(*LOG_LEVELS, data_key="LOG_LEVEL")
     flower_port = Whole(1, 65_535, "TCP port", strict=False, data_key="FLOWER_PORT")
     run_dir = fields.String(data_key="RUN_DIR")

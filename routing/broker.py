@@ -24,6 +24,8 @@ RUN_TASK: Final = "diffusion.run"
 CANCEL_COMMAND: Final = "cancel_request"
 UPDATE_COMMAND: Final = "update_request"
 BEAT_COMMAND: Final = "beat_now"
+DELIVER_TASK: Final = "diffusion.deliver"
+WEBHOOK_QUEUE: Final = "webhooks"
 
 _VISIBILITY_S: Final = 86_400  # longer than any run: a shorter one delivers a running request again
 _CONNECT_S: Final = 0.4
@@ -87,6 +89,13 @@ class Broker:
             ),
         )
 
+    def wake_webhooks(self) -> bool:
+        """Wake the worker of the webhooks; False where the broker did not take it."""
+        return self._sent(
+            "wake-up of the webhooks",
+            lambda: self._app.send_task(DELIVER_TASK, queue=WEBHOOK_QUEUE),
+        )
+
     def cancel(self, node: str, request_id: str, attempt: int) -> bool:
         """Tell a replica at once that a request of its was canceled; the record says so already."""
         return self._command(node, CANCEL_COMMAND, request_id=request_id, attempt=attempt)
@@ -98,6 +107,13 @@ class Broker:
     def beat(self, node: str) -> bool:
         """Ask a replica for a heartbeat now, so that a drain or resume shows at once."""
         return self._command(node, BEAT_COMMAND)
+
+    def answers(self, node: str, timeout_s: float = 0.3) -> bool:
+        """Whether a Celery worker of that name answers now."""
+        try:
+            return bool(self._app.control.ping(destination=[node], timeout=timeout_s))
+        except _LOST:
+            return False
 
     def close(self) -> None:
         """Close the connections."""

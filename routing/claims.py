@@ -19,6 +19,7 @@ from routing.lua import Scripts
 from routing.record import Outcome, Request, number_field
 
 _PREVIEW_KEPT_S = 3600
+_PROGRESS_TOLD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Claims:
             step,
             steps,
             number_field(step_s),
+            self._clock() + _PROGRESS_TOLD_S,
         )
         return Signals(cancel=answer[0] == "1", revision=int(answer[1])) if answer else None
 

@@ -53,6 +53,8 @@ class Sweep:
                 self._relieve(replica)
             self.router.claims.expire()
             self._remove_old()
+            for _ in range(self.router.deliveries.wakes_wanted()):
+                self.router.broker.wake_webhooks()
         finally:
             if self.redis.get(key) == token:
                 self.redis.delete(key)
@@ -125,3 +127,7 @@ class Sweeper:
             except (RedisError, OperationalError, OSError) as error:
                 _logger.warning("the sweep did not finish: %s", error)
                 pause_s, was_away = self._every_s, True
+            except Exception:
+                # Whatever it is, a process without a sweep would look well and save nobody.
+                _logger.exception("the sweep did not finish")
+                pause_s = self._grace_s

@@ -14,6 +14,7 @@ requests:{status}       zset    the same for one status
 requests:any:{model}    zset    the same for one model
 requests:{status}:{m}   zset    the same for one status of one model
 finished                zset    id by time of its end; with the record
+deliveries              zset    "id event" of webhooks by the moment it is due; until it is settled
 deadlines               zset    waiting id by the moment it must start by; until it does
 idempotency:{key}       string  "fingerprint id" of a submit; with the record
 replica:{name}          hash    the last heartbeat and what an operator wants of the replica; an
@@ -73,6 +74,10 @@ class Keys:
         """Return the key of a stage's rotation."""
         return f"{self.prefix}stage:{stage}:ready"
 
+    def queue(self, name: str) -> str:
+        """Return the key of the list in which Celery keeps the messages of a queue."""
+        return f"{self.prefix}{name}"
+
     @property
     def requests(self) -> str:
         """The key of all records by creation time."""
@@ -98,6 +103,11 @@ class Keys:
     def drained(self) -> str:
         """The key of the replicas taken out of the rotation by hand."""
         return f"{self.prefix}drained"
+
+    @property
+    def deliveries(self) -> str:
+        """The key of the webhook deliveries by the moment they are due."""
+        return f"{self.prefix}deliveries"
 
     @property
     def models(self) -> str:

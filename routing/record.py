@@ -29,6 +29,7 @@ class Status(StrEnum):
 
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
 TERMINAL = frozenset(Status) - ACTIVE
+WEBHOOK_EVENTS = ("started", "progress", "ended")
 
 
 class Priority(StrEnum):
@@ -85,6 +86,43 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where a client wants to be told of what, and whether it was told of the end.
+
+    Attributes:
+        url: Address the messages are posted to.
+        events: ``started``, ``progress``, ``ended``.
+        tries: How often the end was tried to be told.
+        delivered_at: When it was; None as long as it was not.
+        error: Why the last try failed.
+    """
+
+    url: str
+    events: tuple[str, ...]
+    tries: int = 0
+    delivered_at: float | None = None
+    error: str = ""
+
+    def to_text(self) -> str:
+        """Return what the record keeps of the client's wish."""
+        return json.dumps({"url": self.url, "events": list(self.events)})
+
+    @classmethod
+    def from_hash(cls, data: Mapping[str, str]) -> Self | None:
+        """Read it from a record; None where the client wants none."""
+        if not data.get("webhook"):
+            return None
+        wanted = json.loads(data["webhook"])
+        return cls(
+            url=wanted["url"],
+            events=tuple(wanted["events"]),
+            tries=int(data.get("webhook_tries", "0")),
+            delivered_at=_number(data.get("webhook_delivered_at")),
+            error=data.get("webhook_error", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A record as it stood when it was read. Times are seconds since the epoch.
 
@@ -107,6 +145,7 @@ class Request:
         step_s: Seconds a step takes, from the steps seen so far.
         cancel: Whether it was told to stop and has not yet.
         affinity_key: Requests of one key go to one replica, as far as they can; empty for none.
+        webhook: What its client wants to be told, and where; None for nothing.
     """
 
     id: str
@@ -136,6 +175,7 @@ class Request:
     error: Failure | None
     metadata: Mapping[str, str]
     affinity_key: str = ""
+    webhook: Webhook | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -173,6 +213,7 @@ class Request:
             error=Failure(**json.loads(data["error"])) if data.get("error") else None,
             metadata=json.loads(data.get("metadata", "{}")),
             affinity_key=data.get("affinity_key", ""),
+            webhook=Webhook.from_hash(data),
         )
 
 

@@ -25,7 +25,7 @@ from configs.errors import (
 from routing.keys import Keys
 from routing.lua import Scripts
 from routing.parameters import Parameters
-from routing.record import Priority, Request, number_field
+from routing.record import Priority, Request, Webhook, number_field
 from routing.request_lists import unknown_request
 
 _UNKNOWN_ROOM_S: Final = 5.0
@@ -53,6 +53,7 @@ class Submission:
     expires_in: float | None = None
     timeout: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    webhook: Webhook | None = None
     warnings: tuple[str, ...] = ()
     idempotency_key: str = ""
     fingerprint: str = "-"
@@ -150,6 +151,7 @@ class RequestStore:
                 "start_by": number_field(None if new.expires_in is None else now + new.expires_in),
                 "timeout": number_field(new.timeout),
                 "metadata": json.dumps(dict(new.metadata)),
+                "webhook": new.webhook.to_text() if new.webhook else "",
                 "warnings": json.dumps(list(new.warnings)),
             },
         )

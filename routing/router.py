@@ -29,6 +29,7 @@ from routing.replica import Replica, Wish
 from routing.request_lists import RequestLists
 from routing.request_store import Accepted, CancelAnswer, Limits, RequestStore, Submission
 from routing.unanswered import Unanswered
+from routing.webhooks import Deliveries
 
 _logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Router:
     broker: Broker
     outputs: OutputStore
     unanswered: Unanswered
+    deliveries: Deliveries
 
     @classmethod
     def open(cls, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time) -> Self:
@@ -62,6 +64,7 @@ class Router:
             broker=Broker(settings),
             outputs=OutputStore(settings.outputs_url),
             unanswered=Unanswered(clock),
+            deliveries=Deliveries(redis, prefix, clock),
         )
 
     def submit(self, new: Submission) -> Accepted:

@@ -1,4 +1,4 @@
-"""The parts of this service: Redis, one worker for each replica, the API, and Flower.
+"""The parts of this service: Redis, one worker for each replica, the API, Flower, the webhooks.
 
 Says which command each is, when it counts as ready and in which order they end. Starts nothing.
 """
@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from configs.settings import Settings
 from configs.stages import ReplicaPlan
+from routing.broker import WEBHOOK_QUEUE, Broker
 from routing.registry import Registry
 from routing.replica import Replica, ReplicaState
 from scripts.part import Part
@@ -85,6 +86,18 @@ def flower_part(settings: Settings) -> Part:
     )
 
 
+def webhook_part(broker: Broker) -> Part:
+    """The worker that sends webhooks, on a queue of its own."""
+    node = f"{WEBHOOK_QUEUE}@{socket.gethostname()}"
+    options = ("-Q", WEBHOOK_QUEUE, "-n", node, "-l", "WARNING")
+    return Part(
+        name=WEBHOOK_QUEUE,
+        command=(*_celery("worker", "api.webhook_worker"), *options),
+        ready=lambda _pid: "sends what is due" if broker.answers(node) else None,
+        stop_order=_WORK,
+    )
+
+
 def parts_environment(settings: Settings) -> Mapping[str, str]:
     """Return the variables by which every part sees the same settings as the launcher."""
     return {
@@ -107,8 +120,8 @@ def base_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _celery(command: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "celery", "-A", "workers", command)
+def _celery(command: str, app: str = "workers") -> tuple[str, ...]:
+    return (sys.executable, "-m", "celery", "-A", app, command)
 
 
 def _read(registry: Registry, name: str, pid: int) -> Replica | None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from configs.settings import REPOSITORY, Settings
 from configs.stages import ReplicaPlan
+from routing.broker import Broker
 from routing.connection import connect
 from routing.registry import Registry
 from scripts import parts
@@ -66,7 +67,10 @@ def run_service(
             _start_redis(supervisor, redis, wish)
         if not wish.has_come():
             workers = [parts.worker_part(plan, settings, registry) for plan in plans]
-            supervisor.start([*workers, parts.api_part(settings), parts.flower_part(settings)])
+            others = [parts.api_part(settings), parts.flower_part(settings)]
+            if settings.webhook_secret:
+                others.append(parts.webhook_part(Broker(settings)))
+            supervisor.start([*workers, *others])
             _watch(supervisor, settings, plans, folder, wish)
     finally:
         if wish.has_come():

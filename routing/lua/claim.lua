@@ -33,6 +33,7 @@ while true do
     redis.call('HSET', key, 'owner', incarnation, 'started_at', now, 'begun', '1', 'step', '0', 'steps', '0')
     set_status(id, 'running')
     watch_deadline(id)
+    owe(id, 'started', now)
     announce('started', id, 'running', record[4], 'replica', replica)
     return redis.call('HGETALL', key)
   end

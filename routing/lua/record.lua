@@ -62,6 +62,21 @@ local function dequeue(id, replica)
   end
 end
 
+-- Enters a webhook delivery, due at a moment, where the client wants to be told of the event.
+local function owe(id, event, moment)
+  local wanted = redis.call('HGET', request_key(id), 'webhook')
+  if not wanted or wanted == '' then return end
+  for _, name in ipairs(cjson.decode(wanted).events) do
+    if name == event then
+      redis.call('ZADD', prefix .. 'deliveries', 'NX', moment, id .. ' ' .. event)
+    end
+  end
+end
+
+local function owe_no_more(id, ...)
+  for _, event in ipairs({...}) do redis.call('ZREM', prefix .. 'deliveries', id .. ' ' .. event) end
+end
+
 -- Keeps the list of waiting requests that must start by a moment; one that has begun once has done so.
 local function watch_deadline(id)
   local record = redis.call('HMGET', request_key(id), 'start_by', 'begun', 'status')
@@ -93,6 +108,7 @@ local function forget(id)
   redis.call('ZREM', prefix .. 'finished', id)
   redis.call('ZREM', prefix .. 'deadlines', id)
   redis.call('DEL', key, preview_key(id))
+  owe_no_more(id, 'started', 'progress', 'ended')
 end
 
 -- The one way into a terminal state. `fields` are further name, value pairs to set with it.
@@ -111,6 +127,8 @@ local function finish(id, status, now, fields)
   redis.call('HSET', key, 'finished_at', now, unpack(fields))
   watch_deadline(id)
   redis.call('ZADD', prefix .. 'finished', now, id)
+  owe_no_more(id, 'started', 'progress')
+  owe(id, 'ended', now)
   announce(status, id, status, record[2])
 end
 

@@ -131,9 +131,9 @@ class Launcher:
         identifier: str = self.call("/v1/requests", body)["id"]
         return identifier
 
-    def run(self, prompt: str) -> Any:
+    def run(self, prompt: str, **fields: Any) -> Any:
         """Submit a request and return it once it has ended."""
-        return self.call("/v1/requests", {"prompt": prompt}, wait_s=60)
+        return self.call("/v1/requests", {"prompt": prompt, **fields}, wait_s=60)
 
     def ended(self, request_id: str) -> Any:
         """Return a request once it has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from standardwebhooks import Webhook
 
 from configs.settings import REPOSITORY
 from tests.e2e.launcher import Launcher
+from tests.integration.receiver import receiving
 from tests.redis_server import free_port
 from tests.waiting import wait_until
 
@@ -22,7 +25,8 @@ pytestmark = pytest.mark.slow
 
 STOP_S = 10.0
 GONE_S = 10.0
-PARTS = ("redis", "replica0", "replica1", "api", "flower")
+PARTS = ("redis", "replica0", "replica1", "api", "webhooks", "flower")
+SECRET = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
 LONG, SHORT = 1000, 20
 ONE_REPLICA = """
 stages:
@@ -36,7 +40,12 @@ stages:
 @pytest.fixture(scope="module")
 def launcher(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     """The bundled model on two replicas, by the command without options; it runs."""
-    launcher = Launcher(tmp_path_factory.mktemp("serve"), DRAIN_S="1")
+    launcher = Launcher(
+        tmp_path_factory.mktemp("serve"),
+        DRAIN_S="1",
+        WEBHOOK_SECRET=SECRET,
+        WEBHOOK_ALLOW_PRIVATE="true",
+    )
     try:
         launcher.start()
         yield launcher
@@ -62,6 +71,17 @@ def test_it_says_when_each_part_is_ready_and_then_where(launcher: Launcher) -> N
     assert answer["status"] == "succeeded"
     outputs = launcher.folder / "run" / "outputs" / answer["id"]
     assert [file.suffix for file in outputs.iterdir()] == [".png"]
+
+
+def test_a_webhook_tells_the_whole_way_of_a_request(launcher: Launcher) -> None:
+    with receiving() as receiver:
+        webhook = {"url": receiver.url, "events": ["started", "ended"]}
+        request = launcher.run("a red circle on a blue background", webhook=webhook)
+        wait_until(lambda: len(receiver.messages) == 2, 30, "two messages")
+    told = [Webhook(SECRET).verify(each.body, each.headers) for each in receiver.messages]
+    assert [each["type"] for each in told] == ["request.started", "request.succeeded"]
+    assert [each["data"]["id"] for each in told] == [request["id"]] * 2
+    assert told[1]["data"]["outputs"][0]["seed"] == request["parameters"]["seed"]
 
 
 def test_redis_and_flower_listen_on_loopback_only(launcher: Launcher) -> None:

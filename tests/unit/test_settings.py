@@ -47,6 +47,8 @@ TEXTS = {
     "OUTPUT_METADATA": ("false", False),
     "ROUTING_POLICY": ("least_work", "least_work"),
     "API_KEY": ("s3cret", "s3cret"),
+    "WEBHOOK_SECRET": ("whsec_" + "QUJD" * 8, "whsec_" + "QUJD" * 8),
+    "WEBHOOK_ALLOW_PRIVATE": ("true", True),
     "API_HOST": ("0.0.0.0", "0.0.0.0"),
     "RUN_DIR": ("/var/run/replicas", Path("/var/run/replicas")),
     "LOG_LEVEL": ("debug", "DEBUG"),
@@ -132,6 +134,13 @@ def test_a_wrong_number_is_refused_by_name_value_and_mend(name: str, text: str) 
         ("REDIS_URL", "unix://", "names no socket"),
         ("REDIS_URL", "sentinel://a:1,b:2/0", "names no master; add ?master="),
         ("REDIS_URL", "sentinel://a:1,:2/0?master=m", "names no host and port"),
+        (
+            "WEBHOOK_SECRET",
+            "whsec_QUJD",
+            "'***' is no key that signs: write whsec_ and at least 24",
+        ),
+        ("WEBHOOK_SECRET", "QUJD" * 8, "openssl rand -base64 32"),
+        ("WEBHOOK_ALLOW_PRIVATE", "perhaps", "is neither true nor false"),
     ],
 )
 def test_the_words_of_a_refusal(name: str, text: str, expected: str) -> None:
@@ -143,6 +152,7 @@ def test_a_password_is_shown_neither_in_a_refusal_nor_in_the_repr() -> None:
     assert "hunter2" not in refused(REDIS_URL="redis://:hunter2@h:99999/0").message
     query = "?sentinel_password=hunter2"
     assert "hunter2" not in refused(REDIS_URL=f"sentinel://h:1/0{query}").message
+    assert "hunter2" not in refused(WEBHOOK_SECRET="hunter2").message
     assert "hunter2" not in repr(load_settings({"REDIS_URL": "redis://:hunter2@h:1/0"}))
 
 

@@ -1,0 +1,269 @@
+"""Webhooks: what is owed, what arrives, what is tried again, and where none may go."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook as Verifier
+
+from api.webhook_post import Refused, address_fault, post
+from api.webhook_sender import WebhookSender
+from configs.settings import Settings
+from routing.failover import Sweep
+from routing.webhooks import Deliveries
+from tests.integration.api_world import Door, PlayedReplica, body_of, wrong_fields
+from tests.integration.receiver import Receiver, receiving
+from tests.integration.routing_world import Clock
+
+OpenDoor = Callable[[Settings], Door]
+SECRETS = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2)]
+ALL = ["started", "progress", "ended"]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as opened:
+        yield opened
+
+
+@pytest.fixture
+def api_settings(api_settings: Settings) -> Settings:
+    return replace(api_settings, webhook_secret=" ".join(SECRETS), webhook_allow_private=True)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sender(door: Door, clock: Clock) -> WebhookSender:
+    deliveries = Deliveries(door.service.redis, door.service.settings.redis_prefix, clock)
+    return WebhookSender(door.service.settings, door.service.router.store, deliveries, clock)
+
+
+def submitted(door: Door, receiver: Receiver, **more: Any) -> Any:
+    return door.submitted(webhook={"url": receiver.url, **more})
+
+
+def seen(door: Door, request_id: str) -> Any:
+    return body_of(door.get(f"/v1/requests/{request_id}"))
+
+
+def test_the_end_is_told_once_and_signed(
+    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
+) -> None:
+    request = submitted(door, receiver)
+    assert request["webhook"] == {
+        "url": receiver.url, "events": ["ended"], "tries": 0, "delivered_at": None, "error": None,
+    }  # fmt: skip
+    assert sender.send_due() == 0
+    replica.succeed(replica.claim())
+    assert (sender.send_due(), sender.send_due()) == (1, 0)
+    (message,) = receiver.messages
+    shown = seen(door, request["id"])
+    assert message.json["type"] == "request.succeeded"
+    assert message.json["data"] == {
+        **shown, "webhook": {**shown["webhook"], "delivered_at": None},
+    }  # fmt: skip
+    assert shown["webhook"]["delivered_at"] is not None
+    assert message.headers["webhook-id"] == f"msg_{request['id']}_ended"
+    assert len(message.headers["webhook-signature"].split()) == 2
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_the_signature_is_one_that_the_reference_verifies(
+    door: Door, replica: PlayedReplica, receiver: Receiver, secret: str
+) -> None:
+    submitted(door, receiver)
+    replica.fail(replica.claim())
+    router = door.service.router
+    WebhookSender(door.service.settings, router.store, router.deliveries).send_due()
+    (message,) = receiver.messages
+    told = Verifier(secret).verify(message.body, message.headers)
+    assert told["type"] == "request.failed"
+    assert told["data"]["error"]["code"] == "generation_failed"
+
+
+def test_start_and_progress_are_told_where_they_are_wanted(
+    door: Door,
+    replica: PlayedReplica,
+    receiver: Receiver,
+    sender: WebhookSender,
+    clock: Clock,
+) -> None:
+    submitted(door, receiver, events=ALL)
+    request = replica.claim()
+    sender.send_due()
+    for step in (1, 2, 3):
+        door.service.router.claims.progress(request, step, 20, 0.1)
+    assert sender.deliveries.due() == 1
+    sender.send_due()
+    replica.succeed(request)
+    sender.send_due()
+    assert receiver.types == ["request.started", "request.progress", "request.succeeded"]
+    assert receiver.messages[1].json["data"]["progress"]["step"] == 3
+
+
+def test_what_did_not_arrive_is_tried_again_with_the_same_id_and_longer_pauses(
+    door: Door,
+    replica: PlayedReplica,
+    receiver: Receiver,
+    sender: WebhookSender,
+    clock: Clock,
+) -> None:
+    receiver.answers += [500, 302, 503]
+    request = submitted(door, receiver)
+    replica.succeed(replica.claim())
+    for tries, pause in enumerate((5, 10, 20), start=1):
+        assert sender.send_due() == 1
+        told = seen(door, request["id"])["webhook"]
+        assert told["tries"] == tries
+        assert told["error"].startswith("it answered")
+        clock.forward(pause * 0.99)
+        assert sender.send_due() == 0
+        clock.forward(pause * 0.52)
+    assert sender.send_due() == 1
+    told = seen(door, request["id"])["webhook"]
+    assert (told["tries"], told["error"]) == (4, None)
+    assert told["delivered_at"] is not None
+    assert len({message.headers["webhook-id"] for message in receiver.messages}) == 1
+    assert len(receiver.messages) == 4, "a redirect was followed"
+
+
+def test_after_an_hour_it_is_given_up_and_the_record_says_why(
+    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender, clock: Clock
+) -> None:
+    receiver.answers += [500] * 100
+    request = submitted(door, receiver)
+    replica.succeed(replica.claim())
+    since = clock.now
+    while sender.deliveries.due() or clock.now < since + 4000:
+        sender.send_due()
+        clock.forward(10)
+    told = seen(door, request["id"])["webhook"]
+    assert told["error"] == "it answered 500"
+    assert 10 <= told["tries"] <= 15
+    assert told["tries"] == len(receiver.messages)
+
+
+@pytest.mark.parametrize(("answer", "tries"), [(410, 1), (404, 2)])
+def test_who_answers_gone_is_asked_no_more(
+    door: Door,
+    replica: PlayedReplica,
+    receiver: Receiver,
+    sender: WebhookSender,
+    clock: Clock,
+    answer: int,
+    tries: int,
+) -> None:
+    receiver.answers += [answer, answer]
+    submitted(door, receiver)
+    replica.succeed(replica.claim())
+    for _ in range(2):
+        sender.send_due()
+        clock.forward(8)
+    assert len(receiver.messages) == tries
+
+
+def test_a_sender_that_dies_over_a_message_leaves_it_to_the_next(
+    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender, clock: Clock
+) -> None:
+    submitted(door, receiver)
+    replica.succeed(replica.claim())
+    assert sender.deliveries.take() is not None
+    assert sender.send_due() == 0
+    clock.forward(61)
+    assert sender.send_due() == 1
+    assert receiver.types == ["request.succeeded"]
+
+
+def test_a_canceled_an_expired_and_a_removed_request(
+    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
+) -> None:
+    canceled, removed = submitted(door, receiver), submitted(door, receiver)
+    door.post(f"/v1/requests/{canceled['id']}/cancel")
+    door.delete(f"/v1/requests/{removed['id']}")
+    sender.send_due()
+    assert receiver.types == ["request.canceled"]
+    assert door.service.redis.zcard(door.service.settings.redis_prefix + "deliveries") == 0
+
+
+def test_a_due_webhook_wakes_the_worker_once_however_many_sweeps_see_it(
+    door: Door, replica: PlayedReplica, receiver: Receiver
+) -> None:
+    submitted(door, receiver)
+    replica.succeed(replica.claim())
+    service = door.service
+    sweep = Sweep(
+        service.redis, service.settings.redis_prefix, service.router, service.settings.retention_s
+    )
+    for _ in range(3):
+        assert sweep.run()
+    assert service.redis.llen(service.settings.redis_prefix + "webhooks") == 1
+
+
+@pytest.mark.parametrize(
+    ("webhook", "param", "words"),
+    [
+        ({"url": "ftp://example.com/"}, "webhook.url", "http"),
+        ({"url": "https://me:pass@example.com/"}, "webhook.url", "name or password"),
+        ({"url": "https://exa mple.com/"}, "webhook.url", "space"),
+        ({"url": "https://example.com/" + "a" * 2000}, "webhook.url", "2000"),
+        ({"url": 5}, "webhook.url", "is not text"),
+        ({}, "webhook.url", "is missing"),
+        ({"url": "https://example.com", "events": []}, "webhook.events", "is empty"),
+        ({"url": "https://example.com", "events": ["done"]}, "webhook.events[0]", "ended"),
+        ({"url": "https://example.com", "event": "ended"}, "webhook.event", "did you mean events"),
+        ("https://example.com", "webhook", ""),
+    ],
+)
+def test_wrong_webhooks_are_refused_by_name(
+    door: Door, replica: PlayedReplica, webhook: Any, param: str, words: str
+) -> None:
+    wrong = wrong_fields(door.submit(webhook=webhook))
+    assert words in wrong[param], wrong
+
+
+def test_without_a_secret_none_is_served(api_settings: Settings, open_door: OpenDoor) -> None:
+    door = open_door(replace(api_settings, webhook_secret=""))
+    door.replica().load()
+    wrong = wrong_fields(door.submit(webhook={"url": "https://example.com"}))
+    assert "WEBHOOK_SECRET" in wrong["webhook"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost", "127.0.0.1", "10.1.2.3", "192.168.0.9", "172.16.0.1", "169.254.169.254",
+        "0.0.0.0", "[::1]", "[fe80::1]", "[fd00::1]", "[::ffff:127.0.0.1]", "100.64.0.1",
+        "224.0.0.1", "metadata.google.internal",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_not_public_are_refused(
+    api_settings: Settings, open_door: OpenDoor, host: str
+) -> None:
+    door = open_door(replace(api_settings, webhook_allow_private=False))
+    door.replica().load()
+    wrong = wrong_fields(door.submit(webhook={"url": f"http://{host}:8080/hook"}))
+    assert "is not public" in wrong["webhook.url"]
+
+
+@pytest.mark.parametrize("host", ["2130706433", "127.1", "0x7f.1", "ip6-localhost."])
+def test_a_name_that_resolves_to_a_private_address_is_not_connected_to(
+    receiver: Receiver, host: str
+) -> None:
+    url = receiver.url.replace("127.0.0.1", host)
+    assert address_fault(url, allow_private=False) is None
+    with pytest.raises((Refused, OSError)):
+        post(url, b"{}", {}, allow_private=False)
+    assert receiver.messages == []
+
+
+def test_a_public_address_is_none_of_them() -> None:
+    assert address_fault("https://1.1.1.1/hook?a=b", allow_private=False) is None
+    assert address_fault("https://example.com:8443/hook", allow_private=False) is None
