@@ -12,8 +12,10 @@ from typing import Any
 
 from configs.errors import ModelLoadFailed
 from routing.parameters import FROM_IMAGE_TASKS, Abilities
-from workers.pipeline_tasks import arguments_of, task_classes
+from workers.pipeline_arguments import arguments_of, default_of
+from workers.pipeline_tasks import task_classes
 from workers.prompt_limit import max_prompt_tokens
+from workers.video_rules import inspect_frames
 
 _USUAL_SCHEDULERS = (
     "DDIMScheduler",
@@ -28,8 +30,12 @@ _USUAL_SCHEDULERS = (
     "KDPM2DiscreteScheduler",
     "KDPM2AncestralDiscreteScheduler",
 )
-# Of a video, where nothing says what the model was trained for.
-DEFAULT_FPS = 16.0
+_SPATIAL_SCALES = (
+    "vae_scale_factor",
+    "vae_scale_factor_spatial",
+    "vae_spatial_compression_ratio",
+    "vae_spatial_scale_factor",
+)
 # Models distilled for these give noise with any other.
 _DISTILLED_SCHEDULERS = {"LCMScheduler", "TCDScheduler"}
 # GLM-Image checks for two patches; no attribute says so.
@@ -46,6 +52,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
     """
     classes = task_classes(pipe)
     taken = arguments_of(type(pipe))
+    guided = "guidance_scale" in taken and not _ignores_guidance(pipe, taken)
     strengths = [
         arguments_of(found)["strength"].default
         for found in classes.values()
@@ -53,7 +60,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
     ]
     multiple = size_multiple(pipe)
     width, height = _default_size(pipe, multiple)
-    steps = defaults.get("num_inference_steps") or _default(taken, "num_inference_steps") or 50
+    steps = defaults.get("num_inference_steps") or default_of(taken, "num_inference_steps") or 50
     for name in ("width", "height"):
         if defaults.get(name) and defaults[name] % multiple:
             raise ModelLoadFailed(
@@ -66,12 +73,15 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         default_width=int(defaults.get("width") or width),
         default_height=int(defaults.get("height") or height),
         default_steps=int(steps),
-        default_guidance_scale=defaults.get("guidance_scale", _default(taken, "guidance_scale")),
+        default_guidance_scale=defaults.get("guidance_scale", default_of(taken, "guidance_scale"))
+        if guided
+        else None,
         negative_prompt="negative_prompt" in taken,
-        guidance_scale="guidance_scale" in taken,
+        guidance_scale=guided,
         true_cfg_scale="true_cfg_scale" in taken,
         schedulers=_schedulers(pipe.scheduler),
         max_prompt_tokens=max_prompt_tokens(pipe),
+        **inspect_frames(pipe, defaults),
         max_images=_max_images(classes),
         strength=bool(strengths),
         default_strength=strengths[0] if strengths else None,
@@ -91,15 +101,23 @@ def size_multiple(pipe: Any) -> int:
     2 x 2 latents into a token (Flux, Qwen-Image) its image processor or its packing says so.
     """
     processor = getattr(getattr(pipe, "image_processor", None), "config", {})
-    patch = max(_patch_size(pipe), 2 if hasattr(pipe, "_unpack_latents") else 1)
+    packs = hasattr(pipe, "_unpack_latents") and not hasattr(pipe, "transformer_spatial_patch_size")
+    patch = max(_patch_size(pipe), 2 if packs else 1)
     patch *= _PATCHES_PER_TOKEN.get(type(pipe).__name__, 1)
     return math.lcm(_vae_scale_factor(pipe) * patch, processor.get("vae_scale_factor") or 1)
+
+
+def _ignores_guidance(pipe: Any, taken: Mapping[str, inspect.Parameter]) -> bool:
+    """Qwen-Image and FLUX schnell declare a scale that only guidance-distilled weights read."""
+    config = getattr(_denoiser(pipe), "config", {})
+    return "true_cfg_scale" in taken and config.get("guidance_embeds") is False
 
 
 def _vae_scale_factor(pipe: Any) -> int:
     """Pixels for one latent; 1 for pipelines that denoise pixels (DeepFloyd IF)."""
     encoded = any(pipe.components.get(name) is not None for name in ("vae", "movq"))
-    return int(getattr(pipe, "vae_scale_factor", 8 if encoded else 1))
+    factors = (getattr(pipe, name, None) for name in _SPATIAL_SCALES)
+    return int(next((factor for factor in factors if factor), 8 if encoded else 1))
 
 
 def _patch_size(pipe: Any) -> int:
@@ -120,12 +138,15 @@ def _denoiser(pipe: Any) -> Any:
 def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
     """Width and height that the pipeline takes when it is told none, in pixels."""
     taken = arguments_of(type(pipe))
-    width, height = _default(taken, "width"), _default(taken, "height")
+    width, height = default_of(taken, "width"), default_of(taken, "height")
     if isinstance(width, int) and isinstance(height, int):
         return width, height
     sample = getattr(pipe, "default_sample_size", None)
+    config = getattr(_denoiser(pipe), "config", {})
+    if config.get("sample_height") and config.get("sample_width"):
+        sample = (config["sample_height"], config["sample_width"])
     if sample is None:
-        sample = getattr(_denoiser(pipe), "config", {}).get("sample_size")
+        sample = config.get("sample_size")
     if sample is None:
         return 1024, 1024
     rows, columns = sample if isinstance(sample, (list, tuple)) else (sample, sample)
@@ -136,13 +157,6 @@ def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
 
 def _at_least_one(pixels: int, multiple: int) -> int:
     return max(pixels // multiple, 1) * multiple
-
-
-def _default(taken: Mapping[str, inspect.Parameter], name: str) -> Any:
-    parameter = taken.get(name)
-    if parameter is None or parameter.default is inspect.Parameter.empty:
-        return None
-    return parameter.default
 
 
 def _schedulers(own: Any) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ BY_ROW = frozenset(
 # One number for all rows or one for each.
 TIMES = frozenset(("timestep", "timesteps", "t", "timestep_r", "guidance"))
 # Positions: the same for every row, so they must be equal.
-SHARED = frozenset(("img_ids", "txt_ids", "image_rotary_emb"))
+SHARED = frozenset(("img_ids", "txt_ids", "image_rotary_emb", "rope_interpolation_scale"))
 # Lists with one entry for each row, all equal.
 ALIKE = frozenset(("img_shapes",))
 DICTS = frozenset(
@@ -30,4 +30,4 @@ DICTS = frozenset(
 )
 # Numbers that mean the same for any number of rows.
 _SIZES = ("patch_size", "f_patch_size", "num_frames", "height", "width", "fps", "frame_rate")
-NUMBERS = TIMES | {*_SIZES, "scale"}
+NUMBERS = TIMES | {*_SIZES, "scale", "rope_interpolation_scale"}

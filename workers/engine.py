@@ -26,7 +26,7 @@ from configs.errors import (
 )
 from configs.stages import ReplicaPlan
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
-from workers.abilities import DEFAULT_FPS, inspect_abilities
+from workers.abilities import inspect_abilities
 from workers.denoising_run import DenoisingRun
 from workers.device_chunk import DeviceChunk
 from workers.device_faults import is_device_lost
@@ -34,13 +34,14 @@ from workers.finite import watch_decoder
 from workers.generation import Generation, Video, output_warnings, to_images, to_videos
 from workers.inputs import Inputs
 from workers.observer import Observer, SilentObserver
-from workers.pipeline_arguments import call_arguments, left_out
+from workers.pipeline_arguments import arguments_of, call_arguments, left_out
 from workers.pipeline_loader import is_out_of_memory, load_pipeline, short_cause
-from workers.pipeline_tasks import arguments_of, task_pipelines
+from workers.pipeline_tasks import task_pipelines
 from workers.precision import Precision
 from workers.preview import Preview
 from workers.prompt_limit import cut_warnings, prompt_limits
 from workers.rendezvous import Rendezvous
+from workers.video_rules import DEFAULT_FPS
 
 __all__ = ["Engine", "Generation"]
 
@@ -71,7 +72,6 @@ class Engine:
         for denoiser in denoisers:
             denoiser.register_forward_pre_hook(self._before_forward)
         self._pipes = task_pipelines(pipe)
-        self._taken = {task: arguments_of(type(each)) for task, each in self._pipes.items()}
 
     @classmethod
     def load(cls, plan: ReplicaPlan) -> Self:
@@ -89,8 +89,6 @@ class Engine:
     def warm_up(self) -> None:
         """Make one output of the default size in two steps, so that no client gets the slow run.
 
-        A video has as few frames as can be.
-
         Raises:
             GenerationError: When the model cannot make it; the replica must not become ready.
         """
@@ -104,7 +102,7 @@ class Engine:
             height=abilities.default_height,
             num_inference_steps=min(abilities.default_steps, 2),
             guidance_scale=abilities.default_guidance_scale if abilities.guidance_scale else None,
-            num_frames=None if abilities.default_frames is None else 1 + abilities.frames_step,
+            num_frames=abilities.default_frames,
             fps=abilities.default_fps,
         )
         size = (parameters.width, parameters.height)
@@ -196,7 +194,7 @@ class Engine:
 
     def _generate(self, parameters: Parameters, observer: Observer, inputs: Inputs) -> Generation:
         pipe = self._copy_with_scheduler(self._pipe_for(parameters, inputs), parameters.scheduler)
-        arguments = call_arguments(parameters, self._taken[parameters.task], inputs)
+        arguments = call_arguments(parameters, type(pipe), inputs)
         with self.rendezvous.member(alone=parameters.deterministic) as member:
             latents: list[torch.Tensor] = []
 
@@ -276,13 +274,13 @@ class Engine:
         return pipe
 
     def _prompt_warnings(self, parameters: Parameters) -> list[str]:
-        taken = self._taken[parameters.task]
+        pipeline_class = type(self._pipes[parameters.task])
         warnings = [
-            f"{name}: {type(self._pipes[parameters.task]).__name__} takes none; it was left out"
-            for name in left_out(parameters, taken)
+            f"{name}: {pipeline_class.__name__} takes none; it was left out"
+            for name in left_out(parameters, pipeline_class)
         ]
         for name in ("prompt", "negative_prompt"):
-            if name in taken:
+            if name in arguments_of(pipeline_class):
                 warnings += cut_warnings(self._limits, name, getattr(parameters, name))
         return warnings
 

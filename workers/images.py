@@ -10,7 +10,8 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from routing.parameters import TEXT_TO_IMAGE, Parameters
+from routing.parameters import Parameters
+from workers.description import Fields, describe
 
 _QUALITY = {"jpeg": 95, "webp": 90}
 _PREVIEW_QUALITY = 75
@@ -43,7 +44,7 @@ def encode(
         metadata: Whether to write the fields.
     """
     form = parameters.output_format
-    fields = describe(image, parameters, seed, model, scheduler) if metadata else {}
+    fields = describe(parameters, seed, model, image.size, scheduler) if metadata else {}
     options: dict[str, Any] = {}
     if form == "png":
         options["pnginfo"] = _png_text(fields)
@@ -66,28 +67,7 @@ def encode_preview(picture: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def describe(
-    image: Image.Image, parameters: Parameters, seed: int, model: str, scheduler: str | None = None
-) -> dict[str, str | int | float]:
-    """Return the fields written into a file; what was not asked for is left out."""
-    fields: dict[str, str | int | float | None] = {
-        "task": None if parameters.task == TEXT_TO_IMAGE else parameters.task,
-        "prompt": parameters.prompt,
-        "negative_prompt": parameters.negative_prompt,
-        "seed": seed,
-        "num_inference_steps": parameters.num_inference_steps,
-        "guidance_scale": parameters.guidance_scale,
-        "true_cfg_scale": parameters.true_cfg_scale,
-        "strength": parameters.strength,
-        "scheduler": scheduler or parameters.scheduler,
-        "width": image.width,
-        "height": image.height,
-        "model": model,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _png_text(fields: dict[str, str | int | float]) -> PngImagePlugin.PngInfo:
+def _png_text(fields: Fields) -> PngImagePlugin.PngInfo:
     info = PngImagePlugin.PngInfo()
     for name, value in fields.items():
         # A lone surrogate can stand in JSON and not in UTF-8.
@@ -95,7 +75,7 @@ def _png_text(fields: dict[str, str | int | float]) -> PngImagePlugin.PngInfo:
     return info
 
 
-def _user_comment(fields: dict[str, str | int | float]) -> bytes:
+def _user_comment(fields: Fields) -> bytes:
     text = json.dumps(fields)
     if len(text) > _COMMENT_BYTES:
         shortened = {

@@ -57,6 +57,18 @@ class Inputs:
             mask=None if mask is None else ImageOps.fit(mask, size, Image.Resampling.LANCZOS),
         )
 
+    def at_least(self, side: int) -> Self:
+        """Return them with no side below so many pixels; smaller ones are enlarged."""
+        return type(self)(tuple(_enlarged(each, side) for each in self.images), self.mask)
+
+
+def _enlarged(image: Image.Image, side: int) -> Image.Image:
+    if min(image.size) >= side:
+        return image
+    factor = side / min(image.size)
+    size = (round(image.width * factor), round(image.height * factor))
+    return image.resize(size, Image.Resampling.LANCZOS)
+
 
 def _decoded(name: str, read: Callable[[str], bytes], mode: str) -> Image.Image:
     fault: str

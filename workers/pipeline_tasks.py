@@ -20,6 +20,7 @@ from routing.parameters import (
     TEXT_TO_IMAGE,
     TEXT_TO_VIDEO,
 )
+from workers.pipeline_arguments import FRAME_COUNTS, arguments_of
 
 # What a call may require; anything else no client can give.
 _SERVED_ARGUMENTS = frozenset(("self", "prompt", "image", "mask_image"))
@@ -61,11 +62,6 @@ def task_classes(pipe: Any) -> dict[str, Any]:
     return tasks
 
 
-def arguments_of(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a pipeline's call, by name."""
-    return inspect.signature(pipeline_class.__call__).parameters
-
-
 def _own_tasks(pipeline_class: Any) -> tuple[str, ...]:
     """The tasks of a class, by the signature of its call."""
     taken = arguments_of(pipeline_class)
@@ -78,7 +74,7 @@ def _own_tasks(pipeline_class: Any) -> tuple[str, ...]:
     if "prompt" not in taken or required - _SERVED_ARGUMENTS or taken.keys() & _FOREIGN_ARGUMENTS:
         return ()
     from_text = "image" not in taken or _image_is_optional(pipeline_class)
-    if "num_frames" in taken:
+    if taken.keys() & set(FRAME_COUNTS):
         text, image = TEXT_TO_VIDEO, IMAGE_TO_VIDEO
     else:
         text, image = TEXT_TO_IMAGE, INPAINT if "mask_image" in taken else IMAGE_TO_IMAGE

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from PIL import Image
 from redis.exceptions import RedisError
 
 from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
@@ -24,10 +25,12 @@ from routing.output_store import OutputStore
 from routing.parameters import MEDIA_TYPES
 from routing.record import Failure, Outcome, Output, Request, Status, Timings
 from workers.engine import Engine, Generation
+from workers.generation import Video
 from workers.images import encode
 from workers.inputs import Inputs
 from workers.observer import Interrupted
 from workers.run import Run, Stop
+from workers.videos import encode_video
 
 _RETRY_S = (0.2, 0.5, 1.0, 2.0)
 _logger = logging.getLogger(__name__)
@@ -184,32 +187,38 @@ class Runner:
         return Outcome(Status.SUCCEEDED, outputs, tuple(generation.warnings), timings)
 
     def _store(self, request: Request, generation: Generation) -> tuple[Output, ...]:
-        parameters, stored = request.parameters, []
-        for index, (image, seed) in enumerate(
-            zip(generation.images, generation.seeds, strict=True)
-        ):
-            data = encode(
-                image,
-                parameters,
-                seed,
-                request.model,
-                scheduler=generation.scheduler,
-                metadata=self.write_metadata,
-            )
-            name = f"{request.id}/{request.attempt}-{index}.{parameters.output_format}"
+        stored = []
+        made: tuple[Image.Image | Video, ...] = generation.videos or generation.images
+        for index, (each, seed) in enumerate(zip(made, generation.seeds, strict=True)):
+            form = request.parameters.output_format
+            data = self._file(request, each, seed, generation.scheduler)
+            name = f"{request.id}/{request.attempt}-{index}.{form}"
             self.outputs.write(name, data)
+            width, height = each.size
             stored.append(
                 Output(
                     name=name,
-                    media_type=MEDIA_TYPES[parameters.output_format],
-                    width=image.width,
-                    height=image.height,
+                    media_type=MEDIA_TYPES[form],
+                    width=width,
+                    height=height,
                     seed=seed,
                     bytes=len(data),
                     sha256=hashlib.sha256(data).hexdigest(),
+                    num_frames=each.num_frames if isinstance(each, Video) else None,
+                    fps=each.fps if isinstance(each, Video) else None,
                 )
             )
         return tuple(stored)
+
+    def _file(
+        self, request: Request, made: Image.Image | Video, seed: int, scheduler: str
+    ) -> bytes:
+        parameters, model, metadata = request.parameters, request.model, self.write_metadata
+        if isinstance(made, Video):
+            return encode_video(
+                made, parameters, seed, model, scheduler=scheduler, metadata=metadata
+            )
+        return encode(made, parameters, seed, model, scheduler=scheduler, metadata=metadata)
 
     def _lose_device(self, run: Run, lost: DeviceLost) -> None:
         """Give all runs up: the only one is to blame; of several each may be, so they run alone.

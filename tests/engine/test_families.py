@@ -1,81 +1,201 @@
-"""Other families go through the same loader and engine, with no word about them in either."""
+"""Families go through the loader and engine that serve them; hardly a word there is about one."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from configs.errors import GenerationFailed
-from routing.parameters import Parameters
+from routing.parameters import (
+    IMAGE_TO_IMAGE,
+    IMAGE_TO_VIDEO,
+    INPAINT,
+    TEXT_TO_IMAGE,
+    TEXT_TO_VIDEO,
+    VIDEO_TASKS,
+    Parameters,
+)
+from scripts.families import FAMILIES, save_family
+from scripts.family_trial import Watcher, pixels, small_inputs, small_request, together
 from tests.engine.conftest import count_decodes, plan
 from tests.engine.recorder import Recorder
-from tests.engine.tiny_families import FAMILIES, save_family
 from workers.abilities import inspect_abilities
 from workers.engine import Engine
 from workers.observer import Interrupted
 from workers.pipeline_loader import load_pipeline
 
-# size multiple, default size, text tokens, true CFG, guidance can change while running
-EXPECTED = {
-    "stable_diffusion": (2, 32, 24, False, True),
-    "stable_diffusion_xl": (2, 32, 24, False, True),
-    "stable_diffusion_3": (4, 32, 64, False, True),
-    "flux": (4, 256, 64, True, False),
-    "pixart": (16, 256, 64, False, False),
+IMAGES = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT)
+EDITING = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE)
+VIDEOS = (TEXT_TO_VIDEO, IMAGE_TO_VIDEO)
+# tasks, size multiple, default size, text tokens, guidance, true CFG, guidance changes at run time
+EXPECTED: dict[str, tuple[Any, ...]] = {
+    "stable_diffusion": (IMAGES, 2, (32, 32), 24, True, False, True),
+    "stable_diffusion_xl": (IMAGES, 2, (32, 32), 24, True, False, True),
+    "stable_diffusion_3": (IMAGES, 4, (32, 32), 64, True, False, True),
+    "flux": (IMAGES, 4, (256, 256), 64, True, True, False),
+    "flux_kontext": (EDITING, 128, (8192, 8192), 64, True, True, False),
+    "qwen_image": (IMAGES, 16, (1024, 1024), 512, False, True, None),
+    "pixart": ((TEXT_TO_IMAGE,), 16, (256, 256), 64, True, False, False),
+    "sana": ((TEXT_TO_IMAGE,), 8, (1024, 1024), 64, True, False, False),
+    "z_image": (IMAGES, 16, (1024, 1024), 512, True, False, True),
+    "wan": ((TEXT_TO_VIDEO,), 16, (832, 480), 64, True, False, False),
+    "wan_image_to_video": ((IMAGE_TO_VIDEO,), 16, (832, 480), 64, True, False, False),
+    "ltx": (VIDEOS, 32, (704, 512), 64, True, False, True),
+    "latte": ((TEXT_TO_VIDEO,), 4, (512, 512), 64, True, False, False),
+}
+# default frames, further ones, frames in a second
+FRAMES = {
+    "wan": (81, 4, 16.0),
+    "wan_image_to_video": (81, 4, 16.0),
+    "ltx": (161, 8, 25.0),
+    "latte": (16, 1, 8.0),
 }
 ASKED = Parameters(
     prompt="a red circle", seed=3, width=48, height=32, num_inference_steps=4, guidance_scale=3.0
 )
+CASES = [(name, task) for name, expected in EXPECTED.items() for task in expected[0]]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    return request.param, save_family(request.param, tmp_path_factory.mktemp(request.param))
+class Loaded:
+    """One family, loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pipe = load_pipeline(plan(folder))
+        self.decodes = count_decodes(self.pipe)
+        self.engine = Engine(self.pipe, inspect_abilities(self.pipe, {}))
 
 
-def test_a_family_is_loaded_described_run_and_stopped(family: tuple[str, Path]):
-    name, folder = family
-    pipe = load_pipeline(plan(folder))
-    decodes = count_decodes(pipe)
-    engine = Engine(pipe, inspect_abilities(pipe, {"num_inference_steps": 2}))
-    multiple, size, tokens, true_cfg, steerable = EXPECTED[name]
-    abilities = engine.abilities
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory):
+    """Loads each family once, when it is first asked for."""
+    loaded: dict[str, Loaded] = {}
+
+    def load(name: str):
+        if name not in loaded:
+            loaded[name] = Loaded(save_family(name, tmp_path_factory.mktemp(name)))
+        return loaded[name]
+
+    return load
+
+
+def test_every_family_is_expected_to_do_something():
+    assert EXPECTED.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_family_can_do_is_read_from_its_pipeline(families: Any, name: str):
+    tasks, multiple, size, tokens, guidance, true_cfg, _ = EXPECTED[name]
+    abilities = families(name).engine.abilities
+    assert abilities.tasks == tasks
     assert abilities.size_multiple == multiple
-    assert (abilities.default_width, abilities.default_height) == (size, size)
+    assert (abilities.default_width, abilities.default_height) == size
     assert abilities.max_prompt_tokens == tokens
-    assert abilities.true_cfg_scale == true_cfg
+    assert (abilities.guidance_scale, abilities.true_cfg_scale) == (guidance, true_cfg)
+    assert abilities.strength == (INPAINT in tasks)
+    assert abilities.max_images == (0 if tasks[-1] in {TEXT_TO_IMAGE, TEXT_TO_VIDEO} else 1)
+    frames, step, fps = FRAMES.get(name, (None, 1, None))
+    assert (abilities.default_frames, abilities.frames_step) == (frames, step)
+    assert abilities.default_fps == fps
 
-    recorder = Recorder()
-    made = engine.generate(ASKED, recorder)
-    assert made.images[0].size == (48, 32)
-    assert recorder.calls == [(0, 4), *((step, 4) for step in range(5))]
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_a_task_of_a_family_runs_stops_at_any_step_and_runs_again(
+    families: Any, name: str, task: str
+):
+    family: Loaded = families(name)
+    engine, inputs = family.engine, small_inputs(task)
+    asked = small_request(engine.abilities, task)
+    watcher = Watcher()
+    before = len(family.decodes)
+    made = engine.generate(asked, watcher, inputs)
+    decoded = len(family.decodes)
+    assert decoded > before
+    outputs = made.videos if task in VIDEO_TASKS else made.images
+    assert [each.size for each in outputs] == [(asked.width, asked.height)]
+    assert [each.num_frames for each in made.videos] == [asked.num_frames] * len(made.videos)
+    assert watcher.calls == [(0, 3), *((step, 3) for step in range(4))]
     assert made.warnings == ()
 
-    for call in (1, 3, 5):
+    for call in (0, 1, 3, 4):
         with pytest.raises(Interrupted):
-            engine.generate(ASKED, Recorder(stop_at=call))
-    assert len(decodes) == 1
+            engine.generate(asked, Watcher(stop_at=call), inputs)
+    assert len(family.decodes) == decoded
+    assert np.array_equal(pixels(engine.generate(asked, Watcher(), inputs)), pixels(made))
+    other = engine.generate(asked.with_changes({"seed": 4}), Watcher(), inputs)
+    assert not np.array_equal(pixels(other), pixels(made))
 
-    again = engine.generate(ASKED, Recorder())
-    assert again.images[0].tobytes() == made.images[0].tobytes()
 
-    steered = engine.generate(ASKED, Recorder(guidance=9.0))
+# Latte itself treats the padding of its text otherwise as soon as there are two outputs.
+@pytest.mark.parametrize(("name", "task"), [case for case in CASES if case[0] != "latte"])
+def test_outputs_of_a_family_are_what_their_seeds_make_alone(families: Any, name: str, task: str):
+    engine, inputs = families(name).engine, small_inputs(task)
+    asked = small_request(engine.abilities, task, num_outputs_per_prompt=2)
+    both = engine.generate(asked, Watcher(), inputs)
+    for index in (0, 1):
+        alone = asked.with_changes({"seed": 3 + index, "num_outputs_per_prompt": 1})
+        single = engine.generate(alone, Watcher(), inputs)
+        assert np.abs(pixels(both, index) - pixels(single)).max() <= 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_requests_of_a_family_that_run_together_make_what_each_makes_alone(
+    families: Any, name: str
+):
+    engine = families(name).engine
+    tasks = engine.abilities.tasks
+    asked = [
+        small_request(engine.abilities, task, seed=seed, num_inference_steps=6, prompt=prompt)
+        for seed, prompt in ((5, "a red circle"), (6, "a blue square"))
+        for task in tasks
+    ]
+    alone = [engine.generate(each, Watcher(), small_inputs(each.task)) for each in asked]
+    for one, other in zip(together(engine, asked), alone, strict=True):
+        assert np.abs(pixels(one) - pixels(other)).max() <= 1
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if EXPECTED[name][-1] is not None])
+def test_guidance_changes_while_running_where_the_loop_reads_it(families: Any, name: str):
+    engine, steerable = families(name).engine, EXPECTED[name][-1]
+    asked = small_request(engine.abilities, engine.abilities.tasks[0])
+    inputs = small_inputs(asked.task)
+    made = engine.generate(asked, Recorder(), inputs)
+    steered = engine.generate(asked, Recorder(guidance=9.0), inputs)
     assert (steered.warnings == ()) == steerable
-    assert (steered.images[0].tobytes() != made.images[0].tobytes()) == steerable
+    assert np.array_equal(pixels(steered), pixels(made)) != steerable
 
 
-def test_outputs_of_a_family_are_what_their_seeds_make_alone(family: tuple[str, Path]):
-    engine = Engine.load(plan(family[1]))
-    both = engine.generate(ASKED.with_changes({"num_outputs_per_prompt": 2}), Recorder())
-    second = engine.generate(ASKED.with_changes({"seed": 4}), Recorder())
-    difference = np.asarray(both.images[1]).astype(int) - np.asarray(second.images[0])
-    assert np.abs(difference).max() <= 1
+def test_both_denoisers_of_wan_take_part(families: Any):
+    family = families("wan")
+    counts = {"transformer": 0, "transformer_2": 0}
+    for part in counts:
+
+        def note(*_: object, part: str = part):
+            counts[part] += 1
+
+        getattr(family.pipe, part).register_forward_pre_hook(note)
+    family.engine.generate(small_request(family.engine.abilities, TEXT_TO_VIDEO), Watcher())
+    assert min(counts.values()) > 0
 
 
-def test_a_scheduler_of_another_kind_is_not_offered(tmp_path: Path):
-    flow = Engine.load(plan(save_family("flux", tmp_path)))
-    assert flow.abilities.schedulers == ("FlowMatchEulerDiscreteScheduler",)
+def test_an_image_to_video_shows_its_image(families: Any):
+    engine = families("wan_image_to_video").engine
+    asked, inputs = small_request(engine.abilities, IMAGE_TO_VIDEO), small_inputs(IMAGE_TO_VIDEO)
+    made = engine.generate(asked, Watcher(), inputs)
+    other = engine.generate(asked, Watcher(), inputs.fitted(64, 64))
+    assert not np.array_equal(pixels(made), pixels(other))
+
+
+def test_a_family_is_warmed_up_for_its_own_task(families: Any):
+    for name in ("wan_image_to_video", "latte"):
+        pipe = families(name).pipe
+        defaults = {"width": 48, "height": 48, "num_frames": 5 if "wan" in name else 16}
+        Engine(pipe, inspect_abilities(pipe, defaults)).warm_up()
+
+
+def test_a_scheduler_of_another_kind_is_not_offered(families: Any):
+    assert families("flux").engine.abilities.schedulers == ("FlowMatchEulerDiscreteScheduler",)
 
 
 def test_an_autoencoder_that_a_failing_decode_left_upcast_is_put_back(tmp_path: Path):

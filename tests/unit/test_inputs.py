@@ -82,6 +82,11 @@ def test_a_fitted_image_covers_the_size_and_keeps_its_proportions():
         assert inputs.mask.getpixel((x, 16)) == level
 
 
+def test_small_images_are_enlarged_in_proportion_and_others_left_alone():
+    small, large = Inputs((halves(), Image.new("RGB", (300, 200)))).at_least(128).images
+    assert (small.size, large.size) == ((256, 128), (300, 200))
+
+
 @pytest.mark.parametrize(
     ("files", "reason"),
     [({}, "gone from the output store"), ({"id/input-0.png": b"no picture"}, "can not be read")],

@@ -1,0 +1,46 @@
+"""Every family that is tried as a tiny pipeline, by name, and how one is saved to a folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.image_families import (
+    flux,
+    flux_kontext,
+    pixart,
+    qwen_image,
+    sana,
+    stable_diffusion,
+    stable_diffusion_3,
+    stable_diffusion_xl,
+    z_image,
+)
+from scripts.video_families import latte, ltx, wan, wan_image_to_video
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    builder.__name__: builder
+    for builder in (
+        stable_diffusion,
+        stable_diffusion_xl,
+        stable_diffusion_3,
+        flux,
+        flux_kontext,
+        qwen_image,
+        pixart,
+        sana,
+        z_image,
+        wan,
+        wan_image_to_video,
+        ltx,
+        latte,
+    )
+}
+
+
+def save_family(name: str, folder: Path) -> Path:
+    """Make the pipeline of that family with weights that are always the same, and save it."""
+    torch.manual_seed(0)
+    FAMILIES[name]().save_pretrained(folder)
+    return folder
