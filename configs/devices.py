@@ -76,13 +76,16 @@ def check_machine(stages: Sequence[StageConfig], machine: Machine) -> None:
             does not have, or one that another stage has; all such places are named.
     """
     details: list[FieldError] = []
-    taken: dict[tuple[DeviceKind, int], int] = {}
+    taken: dict[tuple[DeviceKind, int], str] = {}
     for index, stage in enumerate(stages):
         kind = machine.kind_for(stage)
         faults = _absent(stage, kind, machine) or _shared(stage, kind, taken)
-        details.extend(FieldError(f"stages[{index}].{path}", fault) for path, fault in faults)
+        details.extend(
+            FieldError(stage.paths.get(path, f"stages[{index}].{path}"), fault)
+            for path, fault in faults
+        )
         for device in stage.runtime.devices:
-            taken.setdefault((kind, device), index)
+            taken.setdefault((kind, device), stage.paths.get("", f"stages[{index}]"))
     if details:
         raise ConfigurationError.from_details(details, "this machine does not fit the stage file")
 
@@ -178,17 +181,17 @@ def _absent(stage: StageConfig, kind: DeviceKind, machine: Machine) -> list[tupl
     have = f"this machine has {_counted(count, kind)}, {_numbers(count)}"
     if kind == "cpu" and stage.engine_args.device == "auto":
         have = f"{have} (and no CUDA device, so that device numbers are CPU cores)"
-    mend = "name devices it has, and no more replicas than fit (runtime.num_replicas)"
+    mend = "name devices it has, and no more replicas than fit (num_replicas)"
     fault = f"asks for {_plural(len(absent), 'device')} {names}; {have}; {mend}"
     return [("runtime.devices", fault)]
 
 
 def _shared(
-    stage: StageConfig, kind: DeviceKind, taken: Mapping[tuple[DeviceKind, int], int]
+    stage: StageConfig, kind: DeviceKind, taken: Mapping[tuple[DeviceKind, int], str]
 ) -> list[tuple[str, str]]:
     """Devices of the stage that an earlier stage has already: (path below the stage, fault)."""
     fault = (
-        "device {number} ({noun} {number}) is already that of stages[{owner}]; "
+        "device {number} ({noun} {number}) is already that of {owner}; "
         "give each stage devices of its own"
     )
     return [

@@ -21,7 +21,7 @@ UNKNOWN_KEY: Final = "is an unknown key"
 def field_errors(refused: ValidationError, source: Any) -> list[FieldError]:
     """Return one error for each reason in `refused`; `source` is what the schema was given."""
     return [
-        FieldError(path, _with_value(reason, value), _code(reason))
+        FieldError(path, with_value(reason, value), _code(reason))
         for path, value, reason in _reasons(refused.messages_dict, source, "")
     ]
 
@@ -49,7 +49,8 @@ def _item(source: Any, key: Any) -> Any:
     return None
 
 
-def _with_value(reason: str, value: Any) -> str:
+def with_value(reason: str, value: Any) -> str:
+    """Put the value before the reason, shortened; an unknown key and a missing one have none."""
     if value is None or reason.startswith(UNKNOWN_KEY):
         return reason
     return f"{_SHORT.repr(value)} {reason}"

@@ -1,4 +1,4 @@
-"""The base of every mapping in a stage file: nulls, ignored keys and unknown keys.
+"""The base of every mapping in a stage file: nulls and unknown keys.
 
 It knows no key itself; the sections stand in `stage_schema.py`.
 """
@@ -20,7 +20,6 @@ class SectionSchema(Schema):
 
     Attributes:
         section: Where it stands, as a person would write it.
-        ignored: Keys of the dialect that change nothing here; accepted, and named in a warning.
     """
 
     class Meta:
@@ -32,7 +31,6 @@ class SectionSchema(Schema):
         "type": "is not a mapping; write `key: value` lines beneath it"
     }
     section: ClassVar[str] = ""
-    ignored: ClassVar[frozenset[str]] = frozenset()
     _sections: ClassVar[list[type["SectionSchema"]]] = []
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -50,7 +48,7 @@ class SectionSchema(Schema):
     def _refuse_unknown(self, _: Any, original: Any, **__: Any) -> None:
         if not isinstance(original, Mapping):
             return
-        unknown = [key for key in original if key not in self.fields and key not in self.ignored]
+        unknown = [key for key in original if key not in self.fields]
         if unknown:
             raise ValidationError({str(key): [self._unknown(str(key))] for key in unknown})
 

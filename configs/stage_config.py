@@ -104,6 +104,8 @@ class StageConfig:
         engine_args: What they load.
         stage_type: Always `diffusion`; other kinds are refused when the file is read.
         default_sampling_params: Parameters for requests that leave them out.
+        paths: Where it stands in the file, and where its `runtime.devices` and
+            `engine_args.device` do, for messages about them.
     """
 
     stage_id: int
@@ -111,6 +113,7 @@ class StageConfig:
     engine_args: EngineArgs
     stage_type: Literal["diffusion"] = "diffusion"
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    paths: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def model_name(self) -> str:

@@ -19,10 +19,6 @@ _MOST_REPLICAS: Final = 1024
 _MOST_DEVICES: Final = 1024
 _DEGREES: Final = ("ulysses_degree", "ring_degree", "cfg_parallel_size")
 _UNSERVED: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-_FED_BY_A_STAGE: Final = (
-    "feeds this stage from other stages, and each stage here answers requests on its own; "
-    "leave the key out, or serve the stages as one pipeline"
-)
 
 
 def _unserved_degree(instead: str) -> fields.Integer:
@@ -64,7 +60,6 @@ class EngineArgsSchema(SectionSchema):
     """`engine_args`."""
 
     section = "under engine_args"
-    ignored = frozenset({"model_stage", "enforce_eager"})
 
     model = Model("Qwen/Qwen-Image", required=True)
     served_model_name = Text("my-model")
@@ -84,7 +79,6 @@ class RuntimeSchema(SectionSchema):
     """`runtime`; its dataclass is made by the stage, which knows how many devices are needed."""
 
     section = "under runtime"
-    ignored = frozenset({"process", "max_batch_size"})
 
     devices = Devices()
     num_replicas = Whole(1, _MOST_REPLICAS, "replicas")
@@ -117,7 +111,6 @@ class StageSchema(SectionSchema):
     """One entry of `stages`."""
 
     section = "in an entry of stages"
-    ignored = frozenset({"final_output", "final_output_type", "engine_input_source"})
 
     stage_id = Whole(
         0,
@@ -142,8 +135,6 @@ class StageSchema(SectionSchema):
             reason = _kind_fault(data)
             if reason:
                 raise ValidationError({"stage_type": [reason]})
-            if data.get("engine_input_source"):
-                raise ValidationError({"engine_input_source": [_FED_BY_A_STAGE]})
         return data
 
     @post_load

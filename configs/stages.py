@@ -5,13 +5,15 @@ machine has it, is known to `configs/devices.py`; nothing here starts a process.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from marshmallow import ValidationError
 
+from configs.dialects import translate
 from configs.errors import ConfigurationError
 from configs.refusal import field_errors
 from configs.stage_config import (
@@ -22,12 +24,8 @@ from configs.stage_config import (
     StageConfig,
 )
 from configs.stage_file import read_mapping
-from configs.stage_schema import (
-    EngineArgsSchema,
-    RuntimeSchema,
-    StageFileSchema,
-    StageSchema,
-)
+from configs.stage_schema import StageFileSchema
+from configs.translation import Translation
 
 __all__ = [
     "EngineArgs",
@@ -38,6 +36,7 @@ __all__ = [
     "find_replica",
     "load_stages",
     "plan_replicas",
+    "reference_document",
 ]
 
 logger = logging.getLogger(__name__)
@@ -49,25 +48,50 @@ def load_stages(path: str | Path, model: str | None = None) -> tuple[StageConfig
     """Read the stages of the file, in its order.
 
     Args:
-        path: The stage file.
+        path: The stage file, in any of the dialects of `configs/dialects.py`.
         model: Folder or hub id to serve in place of the only stage's `engine_args.model`.
 
     Raises:
-        ConfigurationError: The file is refused. Its `details` name every wrong field by its path,
-            such as `stages[0].runtime.devices`.
+        ConfigurationError: The file is refused. Its `details` name every wrong field by its path
+            as it stands in the file, such as `stages[0].runtime.devices`.
     """
     path = Path(path)
-    document = read_mapping(path)
-    if model is not None:
-        document = _with_model(document, model, path)
+    file = _read(path, model)
+    faults = list(file.faults)
+    stages: tuple[StageConfig, ...] = ()
     try:
-        stages: tuple[StageConfig, ...] = StageFileSchema().load(document)
+        stages = StageFileSchema().load(file.document)
     except ValidationError as refused:
-        details = field_errors(refused, document)
-        raise ConfigurationError.from_details(details, f"{path} is refused") from None
-    for key in _ignored(document):
-        logger.warning("%s: %s is known and has no effect in this service", path, key)
-    return stages
+        faults += map(file.reworded, field_errors(refused, file.document))
+    if faults:
+        raise ConfigurationError.from_details(faults, f"{path} is refused")
+    if file.ignored:
+        logger.warning("%s: without effect in this service: %s", path, ", ".join(file.ignored))
+    return tuple(
+        replace(stage, paths=_paths(file, f"stages[{index}]")) for index, stage in enumerate(stages)
+    )
+
+
+def reference_document(path: Path, model: str | None = None) -> dict[Any, Any]:
+    """Return a stage file of any dialect in the reference's, with the model put in; not checked.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or the model has no stage of its own.
+    """
+    return _read(path, model).document
+
+
+def _read(path: Path, model: str | None) -> Translation:
+    file = translate(read_mapping(path))
+    if model is not None:
+        file.document = _with_model(file.document, model, path)
+    return file
+
+
+def _paths(file: Translation, stage: str) -> dict[str, str]:
+    """Where in the file the stage stands, and what `configs/devices.py` may refuse of it."""
+    inner = ("runtime.devices", "engine_args.device")
+    return {"": file.written(stage), **{path: file.written(f"{stage}.{path}") for path in inner}}
 
 
 def plan_replicas(stages: Sequence[StageConfig], offset: int = 0) -> tuple[ReplicaPlan, ...]:
@@ -123,23 +147,9 @@ def _stage_with_model(stage: Mapping[Any, Any], model: str) -> dict[Any, Any]:
         engine_args = {}
     if not isinstance(engine_args, Mapping):
         return dict(stage)
-    if engine_args.get("model") == model:
-        return dict(stage)
+    if engine_args.get("model") in {None, model}:
+        return {**stage, "engine_args": {**engine_args, "model": model}}
     # A name and defaults that were written for another model are not this one's.
     kept = {key: value for key, value in engine_args.items() if key != "served_model_name"}
     rest = {key: value for key, value in stage.items() if key != "default_sampling_params"}
     return {**rest, "engine_args": {**kept, "model": model}}
-
-
-def _ignored(document: Mapping[Any, Any]) -> Iterator[str]:
-    """Paths of the keys that the schemas accept without using them; the document is a right one."""
-    for index, stage in enumerate(document["stages"]):
-        sections = (
-            ("", stage, StageSchema),
-            (".runtime", stage.get("runtime"), RuntimeSchema),
-            (".engine_args", stage.get("engine_args"), EngineArgsSchema),
-        )
-        for name, section, schema in sections:
-            for key in section or ():
-                if key in schema.ignored:
-                    yield f"stages[{index}]{name}.{key}"

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from configs.stages import StageConfig
+from configs.stages import StageConfig, reference_document
 from scripts.refusal import StartRefused
 
 
@@ -80,10 +80,11 @@ class RunFolder:
             given: The stage file as it was given; already read and found right.
             stages: What was read from it, its models located.
         """
-        document: dict[str, Any] = yaml.safe_load(given.read_text(encoding="utf-8"))
+        document: dict[str, Any] = reference_document(given)
         for entry, stage in zip(document["stages"], stages, strict=True):
             named = {"model": stage.engine_args.model, "served_model_name": stage.model_name}
             entry["engine_args"] = {**(entry.get("engine_args") or {}), **named}
+            entry["default_sampling_params"] = dict(stage.default_sampling_params)
         path = self.path / "stages.yaml"
         heading = f"# Written at each start from {given}\n"
         path.write_text(heading + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from configs.devices import check_machine, detect_machine
-from configs.stage_file import read_mapping
-from configs.stages import StageConfig, load_stages
+from configs.stages import StageConfig, load_stages, reference_document
 from scripts.refusal import StartRefused
 
 
@@ -73,7 +72,7 @@ def plan_sweep(
         StartRefused: There are fewer devices than the largest count needs.
     """
     stages = load_stages(path, model)
-    entries = read_mapping(path)["stages"]
+    entries = reference_document(path, model)["stages"]
     index = _picked(stages, stage_id, path)
     stage, entry = stages[index], entries[index]
     machine = detect_machine(environ)

@@ -37,6 +37,20 @@ stages:
 """
 
 
+DEPLOY_FILE = """
+pipeline: a_topology
+async_chunk: false
+stages:
+  - stage_id: 0
+    devices: "0"
+    num_replicas: 2
+    device: cpu
+    gpu_memory_utilization: 0.9
+    parallel_config: {tensor_parallel_size: 1, use_hsdp: false}
+    default_sampling_params: {num_inference_steps: 2, width: 64, height: 64}
+"""
+
+
 @pytest.fixture(scope="module")
 def launcher(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     """The bundled model on two replicas, by the command without options; it runs."""
@@ -159,6 +173,18 @@ def test_a_launcher_that_is_killed_leaves_no_process(launcher: Launcher) -> None
 
     launcher.start()
     assert launcher.ended(waiting)["status"] == "succeeded"
+
+
+def test_a_deploy_file_of_vllm_omni_is_served(another: Launcher, tmp_path: Path) -> None:
+    stages = tmp_path / "deploy.yaml"
+    stages.write_text(DEPLOY_FILE)
+    another.start("./models/tiny", "--stage-configs-path", str(stages))
+    said = another.console()
+    assert "replica0 ready: tiny on cpu core 0" in said
+    assert "replica1 ready: tiny on cpu core 1" in said, "the devices are a template"
+    assert said.count("without effect in this service: pipeline, async_chunk, ") == 1
+    assert another.run("a red circle")["progress"]["steps"] == 2
+    assert another.end(signal.SIGTERM, STOP_S) == 0
 
 
 def test_a_model_that_does_not_load_is_told_on_the_console_and_by_the_api(

@@ -103,7 +103,7 @@ def test_cores_the_machine_does_not_have_are_refused() -> None:
         "this machine does not fit the stage file: stages[0].runtime.devices: "
         "asks for devices 2, 3; this machine has 2 CPU cores, 0 to 1 (and no CUDA device, so that "
         "device numbers are CPU cores); name devices it has, and no more replicas than fit "
-        "(runtime.num_replicas)"
+        "(num_replicas)"
     )
 
 

@@ -1,0 +1,385 @@
+"""The dialects of stage files: one StageConfig for all, nothing dropped in silence, own paths."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.devices import Machine, check_machine
+from configs.dialect_fields import BY_PLACE, FOREIGN
+from configs.dialects import translate
+from configs.errors import ConfigurationError
+from configs.foreign_keys import ForeignKeys, Place
+from configs.stage_schema import (
+    EngineArgsSchema,
+    ParallelConfigSchema,
+    RuntimeSchema,
+    StageFileSchema,
+    StageSchema,
+)
+from configs.stages import load_stages, plan_replicas, reference_document
+from scripts.run_folder import RunFolder
+from tests.unit.stage_files import REPOSITORY, load, refusal, sole
+
+FILES = Path(__file__).parent / "dialects"
+DOCS = REPOSITORY / "docs" / "configuration.md"
+SCHEMAS = {
+    "file": StageFileSchema,
+    "stage": StageSchema,
+    "runtime": RuntimeSchema,
+    "engine_args": EngineArgsSchema,
+    "parallel_config": ParallelConfigSchema,
+}
+DEPLOY: dict[str, Any] = {
+    "pipeline": "qwen_image",
+    "stages": [{"stage_id": 0, "model": "org/model", "devices": "0,1", "num_replicas": 2}],
+}
+STAGE_ARGS: dict[str, Any] = {
+    "stage_args": [
+        {
+            "stage_id": 0,
+            "stage_type": "diffusion",
+            "runtime": {"devices": "0,1", "num_replicas": 2},
+            "engine_args": {"model": "org/model"},
+        }
+    ]
+}
+
+
+def deploy(**keys: Any) -> dict[str, Any]:
+    """A deploy file with these keys in its only stage."""
+    document = copy.deepcopy(DEPLOY)
+    document["stages"][0].update(keys)
+    return document
+
+
+@pytest.mark.parametrize(
+    ("family", "model"),
+    [("qwen_image", "Qwen/Qwen-Image"), ("wan22", "Wan-AI/Wan2.2-T2V-A14B-Diffusers")],
+)
+@pytest.mark.parametrize("dialect", ["stage_args", "deploy"])
+def test_every_dialect_ends_in_the_same_stage(family: str, model: str, dialect: str) -> None:
+    expected = load_stages(FILES / f"{family}_reference.yaml")
+    assert load_stages(FILES / f"{family}_{dialect}.yaml", model) == expected
+    (stage,) = expected
+    assert stage.engine_args.model == model
+    assert dict(stage.default_sampling_params), "defaults of a file that names no model are kept"
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        (
+            "qwen_image_reference",
+            (
+                "stages[0].final_output, stages[0].final_output_type, stages[0].runtime.process, "
+                "stages[0].engine_args.model_class_name"
+            ),
+        ),
+        (
+            "qwen_image_stage_args",
+            (
+                "runtime.enabled, runtime.defaults, stage_args[0].engine_input_source, "
+                "stage_args[0].final_output, stage_args[0].final_output_type, "
+                "stage_args[0].runtime.process, stage_args[0].engine_args.model_stage, "
+                "stage_args[0].engine_args.model_class_name, "
+                "stage_args[0].engine_args.enforce_eager, "
+                "stage_args[0].engine_args.distributed_executor_backend, "
+                "stage_args[0].engine_args.parallel_config.use_hsdp, "
+                "stage_args[0].engine_args.parallel_config.sequence_parallel_size"
+            ),
+        ),
+        (
+            "wan22_deploy",
+            (
+                "pipeline, edges, stages[0].runtime.log_level, stages[0].step_execution, "
+                "stages[0].request_batch_max_wait_ms"
+            ),
+        ),
+    ],
+)
+def test_what_has_no_effect_is_listed_once(
+    file: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = FILES / f"{file}.yaml"
+    with caplog.at_level(logging.WARNING):
+        load_stages(path, "org/model")
+    (record,) = caplog.records
+    assert record.getMessage() == f"{path}: without effect in this service: {expected}"
+
+
+def test_no_key_of_a_deploy_file_is_lost() -> None:
+    """Every key is in the document, or listed, or it is the model's pipeline-wide twin."""
+    found = translate(yaml.safe_load((FILES / "qwen_image_deploy.yaml").read_text()))
+    assert not found.faults
+    (stage,) = found.document["stages"]
+    assert stage["runtime"].keys() == {"devices", "num_replicas", "env"}
+    assert stage["engine_args"].keys() == {"dtype", "max_num_seqs", "parallel_config"}
+    assert set(found.ignored) == {
+        "pipeline",
+        "async_chunk",
+        "trust_remote_code",
+        "distributed_executor_backend",
+        "platforms.npu",
+        "stages[0].gpu_memory_utilization",
+        "stages[0].enforce_eager",
+        "stages[0].model_class_name",
+        "stages[0].parallel_config.enable_expert_parallel",
+        "stages[0].parallel_config.sequence_parallel_size",
+        "stages[0].parallel_config.vae_patch_parallel_size",
+        "stages[0].parallel_config.use_hsdp",
+        "stages[0].parallel_config.hsdp_shard_size",
+        "stages[0].parallel_config.hsdp_replicate_size",
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "replicas", "degree", "chunks"),
+    [
+        ("0", 3, 1, [(0,), (1,), (2,)]),
+        (0, 2, 1, [(0,), (1,)]),
+        ("0,1", 2, 2, [(0, 1), (2, 3)]),
+        ([1, 0], 2, 2, [(1, 0), (3, 2)]),
+        ("4,5,6,7", 2, 2, [(4, 5), (6, 7)]),
+        ("3,1", 2, 1, [(3,), (1,)]),
+        ("2,3", 1, 2, [(2, 3)]),
+        (None, 2, 2, [(0, 1), (2, 3)]),
+    ],
+)
+def test_devices_of_one_replicas_length_are_a_template(
+    tmp_path: Path, devices: Any, replicas: int, degree: int, chunks: list[tuple[int, ...]]
+) -> None:
+    document = deploy(devices=devices, num_replicas=replicas, cfg_parallel_size=degree)
+    plans = plan_replicas(load(tmp_path, document))
+    assert [plan.devices for plan in plans] == chunks
+
+
+@pytest.mark.parametrize("devices", ["1", "0,0", "2,3"])
+def test_a_template_that_is_none_is_refused(tmp_path: Path, devices: str) -> None:
+    degree = len(devices.split(","))
+    document = deploy(devices=devices, num_replicas=3, cfg_parallel_size=degree)
+    path, message = sole(refusal(tmp_path, document))
+    assert path == "stages[0].devices"
+    assert message == (
+        f"{devices!r} has the length of one replica ({degree}), so that it is a template for each "
+        f"of 3: it must name the places 0 to {degree - 1}, each once; or name all {3 * degree} "
+        "devices"
+    )
+
+
+def test_only_the_deploy_dialect_has_templates(tmp_path: Path) -> None:
+    document = copy.deepcopy(STAGE_ARGS)
+    document["stage_args"][0]["runtime"]["devices"] = "0"
+    path, message = sole(refusal(tmp_path, document))
+    assert path == "stage_args[0].runtime.devices"
+    assert "names 1 device, and exactly 2 are needed" in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "expected"),
+    [
+        ({"num_replicas": 0}, "stages[0].num_replicas", "0 is out of range; give a whole number"),
+        ({"devices": "0,x"}, "stages[0].devices", "'0,x' names device 'x'"),
+        (
+            {"devices": "0,1,2"},
+            "stages[0].devices",
+            "2 replicas (num_replicas) x 1 device each (parallel_config.world_size); name 2",
+        ),
+        ({"env": {"A": True}}, "stages[0].env.A", "True is not text"),
+        ({"dtype": "int4"}, "stages[0].dtype", "'int4' is not one of the words known here"),
+        ({"model": "./nope"}, "stages[0].model", "'./nope' is not there"),
+        ({"ring_degree": 0}, "stages[0].ring_degree", "0 is out of range"),
+        (
+            {"parallel_config": {"tensor_parallel_size": 2}},
+            "stages[0].parallel_config.tensor_parallel_size",
+            "2 is a way to split a model that is not served here",
+        ),
+        ({"parallel_config": 2}, "stages[0].parallel_config", "2 is not a mapping"),
+        ({"engine_args": {"dtype": 3}}, "stages[0].engine_args.dtype", "3 is not one of"),
+        ({"engine_args": 3}, "stages[0].engine_args", "3 is not a mapping; write its keys into"),
+        ({"num_replica": 2}, "stages[0].num_replica", "did you mean num_replicas? (known here: "),
+        ({"qqq": 2}, "stages[0].qqq", "is an unknown key; take it out (known here: "),
+        ({"flow_shift": 5.0}, "stages[0].flow_shift", "5.0 is not served"),
+        ({"use_hsdp": True}, "stages[0].use_hsdp", "True is a way to split a model"),
+        (
+            {"sequence_parallel_size": 2},
+            "stages[0].sequence_parallel_size",
+            "2 is not ulysses_degree x ring_degree; write those",
+        ),
+        ({"stage_type": "llm"}, "stages[0].stage_type", "'llm' is not a diffusion stage"),
+        ({"is_comprehension": True}, "stages[0].is_comprehension", "marks a language model"),
+        (
+            {"runtime": {"devices": "2,3"}},
+            "stages[0].runtime.devices",
+            "'2,3' is another value than that of stages[0].devices; keep one of the two",
+        ),
+        (
+            {"max_batch_size": 4, "max_num_seqs": 2},
+            "stages[0].max_batch_size",
+            "4 is the older name of max_num_seqs, which is 2",
+        ),
+        (
+            {"default_sampling_params": {"layers": 4}},
+            "stages[0].default_sampling_params.layers",
+            "",
+        ),
+    ],
+)
+def test_a_deploy_file_is_refused_by_the_paths_it_has(
+    tmp_path: Path, keys: dict[str, Any], path: str, expected: str
+) -> None:
+    found, message = sole(refusal(tmp_path, deploy(**keys)))
+    assert found == path
+    assert expected in message
+    assert "runtime." not in message
+    assert "under runtime" not in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "expected"),
+    [
+        ({"base_config": "a.yaml"}, "base_config", "'a.yaml' is another file"),
+        ({"edges": [{"from": 0, "to": 1}]}, "edges", "feeds stages from each other"),
+        ({"platforms": {"cuda": {}}}, "platforms.cuda", "is not laid over the stages here"),
+        ({"trust_remote_code": True}, "trust_remote_code", "True lets a model bring code"),
+        ({"session_mode": "duplex"}, "session_mode", "'duplex' is for conversations"),
+        ({"data_parallel_size": 2}, "data_parallel_size", "2 is a way to split a model"),
+        ({"dtype": "int4"}, "dtype", "'int4' is not one of the words known here"),
+        ({"surprise": 1}, "surprise", "is an unknown key"),
+    ],
+)
+def test_a_key_for_the_whole_file_is_refused_by_its_name(
+    tmp_path: Path, keys: dict[str, Any], path: str, expected: str
+) -> None:
+    found, message = sole(refusal(tmp_path, {**DEPLOY, **keys}))
+    assert found == path
+    assert expected in message
+
+
+def test_a_stage_may_differ_from_the_whole_file(tmp_path: Path) -> None:
+    (stage,) = load(tmp_path, {**deploy(dtype="float16"), "dtype": "bfloat16"})
+    assert stage.engine_args.dtype == "float16"
+    (stage,) = load(tmp_path, {**DEPLOY, "dtype": "bfloat16"})
+    assert stage.engine_args.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "expected"),
+    [
+        (("engine_args", {}), "engine_args.model", "leave it to the command line (python -m scri"),
+        (("engine_args", {"model": "./nope"}), "engine_args.model", "'./nope' is not there"),
+        (("runtime", {"worker_cls": "a.B"}), "runtime.worker_cls", "names code of vLLM"),
+        (("prompt_expand_func", "a.b"), "prompt_expand_func", "names code to be run"),
+        (("stage_type", None), "stage_type", "is missing; write stage_type: diffusion"),
+    ],
+)
+def test_a_stage_args_file_is_refused_by_the_paths_it_has(
+    tmp_path: Path, change: tuple[str, Any], path: str, expected: str
+) -> None:
+    document = copy.deepcopy(STAGE_ARGS)
+    document["stage_args"][0][change[0]] = change[1]
+    found, message = sole(refusal(tmp_path, document))
+    assert found == f"stage_args[0].{path}"
+    assert expected in message
+
+
+def test_what_feeds_stages_from_each_other_is_refused(tmp_path: Path) -> None:
+    document = {**STAGE_ARGS, "runtime": {"enabled": True, "edges": [{"from": 0, "to": 1}]}}
+    found, message = sole(refusal(tmp_path, document))
+    assert found == "runtime.edges"
+    assert "each stage here answers requests on its own" in message
+
+
+def test_twins_of_a_stage_args_file_are_named_as_it_names_them(tmp_path: Path) -> None:
+    document = {"stage_args": STAGE_ARGS["stage_args"] * 2}
+    details = {fault.param: fault.message for fault in refusal(tmp_path, document).details}
+    assert details["stage_args[1].stage_id"].startswith("0 is already that of stage_args[0];")
+
+
+def test_devices_that_are_not_there_are_named_as_the_file_names_them(tmp_path: Path) -> None:
+    machine = Machine(0, (0,))
+    for document, path in (
+        (deploy(), "stages[0].devices"),
+        (STAGE_ARGS, "stage_args[0].runtime.devices"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            check_machine(load(tmp_path, document), machine)
+        assert refused.value.param == path
+    with pytest.raises(ConfigurationError) as refused:
+        check_machine(load(tmp_path, deploy(device="cuda")), machine)
+    assert refused.value.param == "stages[0].device"
+
+
+def test_the_parts_get_the_file_in_the_reference_dialect(tmp_path: Path) -> None:
+    model = "Qwen/Qwen-Image"
+    given = FILES / "qwen_image_deploy.yaml"
+    stages = load_stages(given, model)
+    folder = RunFolder(tmp_path / "run")
+    (expected,) = load_stages(FILES / "qwen_image_reference.yaml")
+    (found,) = load_stages(folder.write_stages(given, stages))
+    assert found.engine_args.served_model_name == model
+    unnamed = replace(found.engine_args, served_model_name=None)
+    assert replace(found, engine_args=unnamed) == expected
+    assert reference_document(given, model)["stages"][0]["runtime"]["devices"] == [0, 1, 2, 3]
+
+
+def test_the_parts_do_not_get_the_defaults_of_a_model_that_was_replaced(tmp_path: Path) -> None:
+    given = REPOSITORY / "configs" / "tiny_cpu.yaml"
+    stages = load_stages(given, "org/other")
+    (found,) = load_stages(RunFolder(tmp_path / "run").write_stages(given, stages))
+    assert (found.model_name, dict(found.default_sampling_params)) == ("org/other", {})
+
+
+@pytest.mark.parametrize("keys", FOREIGN, ids=lambda keys: keys.names[0])
+def test_every_foreign_key_is_listed_or_refused_in_every_dialect(
+    tmp_path: Path, keys: ForeignKeys, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in keys.names:
+        for value, path in [(value, name) for value in (*keys.neutral, "never this")]:
+            caplog.clear()
+            document = with_key(keys.place, name, value)
+            if keys.ignores(value):
+                load(tmp_path, document)
+                assert name in caplog.records[-1].getMessage()
+            else:
+                found, message = sole(refusal(tmp_path, document))
+                assert found.endswith(path)
+                assert keys.why in message
+
+
+def with_key(place: Place, name: str, value: Any) -> dict[str, Any]:
+    """A deploy file for keys of the file, else a reference one, with the key in its place."""
+    if place == "file":
+        return {**DEPLOY, name: value}
+    stage: dict[str, Any] = copy.deepcopy(STAGE_ARGS["stage_args"][0])
+    section = {"stage": stage, "parallel_config": {}}.get(place) or stage.get(place, {})
+    section[name] = value
+    if place == "parallel_config":
+        stage["engine_args"]["parallel_config"] = section
+    return {"stages": [stage]}
+
+
+def test_a_key_is_served_or_foreign_and_never_both() -> None:
+    for place, schema in SCHEMAS.items():
+        both = schema().fields.keys() & BY_PLACE[place].keys()  # type: ignore[index]
+        assert not both, f"{both} of {place} are served: take them out of the foreign keys"
+
+
+def test_the_table_of_the_documentation_is_that_of_the_service() -> None:
+    lines = DOCS.read_text(encoding="utf-8").splitlines()
+    start = lines.index("| key of vLLM-Omni | where | what becomes of it |") + 2
+    end = lines.index("", start)
+    assert lines[start:end] == [keys.row for keys in FOREIGN]
+
+
+def test_every_key_that_is_served_is_documented() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    for schema in SCHEMAS.values():
+        for name in schema().fields:
+            assert f"{name}`" in text, f"{name} is not in docs/configuration.md"
