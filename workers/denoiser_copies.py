@@ -11,7 +11,6 @@ import copy
 import functools
 import inspect
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import wait
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from workers.denoiser_changes import repeat_changes
 from workers.lane import Lane
 from workers.merging import Arguments, Unmergeable, layout
 from workers.rounding import excess
@@ -27,14 +27,6 @@ from workers.row_choice import choose_rows, place_rows
 _logger = logging.getLogger(__name__)
 
 _KINDS_KEPT = 1000
-# Methods of diffusers' models that change them; called on the denoiser they reach its copies too.
-CHANGES = (
-    *("load_lora_adapter", "add_adapter", "delete_adapters", "unload_lora"),
-    *("set_adapter", "set_adapters", "enable_adapters", "disable_adapters"),
-    *("enable_lora", "disable_lora", "fuse_lora", "unfuse_lora"),
-    *("set_attention_backend", "reset_attention_backend", "compile_repeated_blocks"),
-)
-_changing = threading.local()
 _copies: weakref.WeakKeyDictionary[torch.nn.Module, tuple[torch.nn.Module, ...]] = (
     weakref.WeakKeyDictionary()
 )
@@ -43,8 +35,8 @@ _copies: weakref.WeakKeyDictionary[torch.nn.Module, tuple[torch.nn.Module, ...]]
 def each_copy(module: Any) -> tuple[Any, ...]:
     """Return the denoiser itself and all its copies.
 
-    Adapters need no care: the methods named in ``CHANGES``, and with them a pipeline's own
-    `load_lora_weights`, `set_adapters` and so on, reach the copies when called on the denoiser.
+    Adapters need no care: the methods of ``workers.denoiser_changes`` reach the copies when called
+    on the denoiser, and with them a pipeline's own `load_lora_weights`, `set_adapters` and so on.
     Whoever changes a denoiser in another way changes each of these.
     """
     return (module, *_copies.get(module, ()))
@@ -75,9 +67,12 @@ def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
         )
     others = tuple(_copy_to(module, lane.device) for lane in lanes[1:])
     _copies[module] = others
-    for name in CHANGES:
-        if hasattr(module, name):
-            module.__dict__[name] = _on_each(module, name)
+
+    def repeat(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for other in others:
+            getattr(other, name)(*args, **kwargs)
+
+    repeat_changes(module, repeat)
     spread = _SpreadForward([module.forward, *others], lanes)
     module.forward = functools.wraps(type(module).forward)(spread.bind(type(module)))
 
@@ -145,25 +140,6 @@ class _SpreadForward:
         self._right[kind] = right
         if not right:
             _logger.warning("denoiser calls of this kind are not cut over devices: %s", reason)
-
-
-def _on_each(module: torch.nn.Module, name: str) -> Callable[..., Any]:
-    own = getattr(module, name)
-
-    @functools.wraps(own)
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_changing, "now", False):  # called by another change, which each copy runs
-            return own(*args, **kwargs)
-        _changing.now = True
-        try:
-            result = own(*args, **kwargs)
-            for other in each_copy(module)[1:]:
-                getattr(other, name)(*args, **kwargs)
-        finally:
-            _changing.now = False
-        return result
-
-    return changed
 
 
 def _copy_to(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:

@@ -6,19 +6,30 @@ said by the stage, or follows from the model. Does not know requests.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
 
 from configs.errors import ModelLoadFailed
-from configs.stages import ReplicaPlan
+from configs.stages import ParallelConfig, ReplicaPlan
+from workers.context_parallel import refusal
 from workers.denoiser_copies import spread_rows
 from workers.lane import Lane, open_lanes
+from workers.ranks import Ranks
 
 _logger = logging.getLogger(__name__)
 
 DENOISERS = ("unet", "transformer", "transformer_2")
+# Denoisers whose pipelines call them for one sample at a time: without guidance by a batch, or once
+# with the prompt and once without. Copies would have work for merged requests alone.
+CALLED_FOR_ONE_ROW = frozenset(
+    (
+        *("FluxTransformer2DModel", "Flux2Transformer2DModel", "QwenImageTransformer2DModel"),
+        *("WanTransformer3DModel", "ChronoEditTransformer3DModel", "HeliosTransformer3DModel"),
+    )
+)
 
 
 def denoisers(pipe: Any) -> dict[str, torch.nn.Module]:
@@ -30,9 +41,10 @@ def denoisers(pipe: Any) -> dict[str, torch.nn.Module]:
 class DeviceChunk:
     """What has been opened on the devices of a replica."""
 
-    def __init__(self, lanes: Sequence[Lane] = ()) -> None:
+    def __init__(self, lanes: Sequence[Lane] = (), ranks: Ranks | None = None) -> None:
         """Made by :meth:`open`; one of a single device has nothing to open."""
         self._lanes = lanes
+        self._ranks = ranks
 
     @classmethod
     def open(cls, pipe: Any, plan: ReplicaPlan) -> Self:
@@ -42,15 +54,14 @@ class DeviceChunk:
             ModelLoadFailed: The model can not use them in the way that the stage asks for.
         """
         args, count = plan.stage.engine_args, len(plan.devices)
-        way = args.parallel_config.way
         found = denoisers(pipe)
-        if count == 1 or way == "device_map" or not found:
+        if count == 1 or args.parallel_config.way == "device_map" or not found:
             return cls()
-        if way == "context":
-            raise ModelLoadFailed(
-                f"{args.model}: parallel_config: ulysses_degree and ring_degree are not served yet;"
-                " use cfg_parallel_size"
-            )
+        parallel = choose(args.parallel_config, found)
+        args = replace(args, parallel_config=parallel)
+        if parallel.way == "context":
+            lane = open_lanes(pipe.device.type, count)[0]
+            return cls([lane], Ranks.start(args, found, lane))
         lanes = open_lanes(pipe.device.type, count)
         try:
             for module in found.values():
@@ -62,7 +73,33 @@ class DeviceChunk:
         _logger.info("%d denoiser copies share the rows of each call", count)
         return cls(lanes)
 
+    def watch(self, on_fault: Callable[[str], None]) -> None:
+        """Call `on_fault` with the reason once the devices can work no more."""
+        if self._ranks is not None:
+            self._ranks.watch(on_fault)
+
     def close(self) -> None:
         """End what was opened; calls of the denoisers fail from here on."""
+        if self._ranks is not None:
+            self._ranks.close()
         for lane in self._lanes:
             lane.close()
+
+
+def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig:
+    """Return the way that the stage asks for, or the one that suits the denoisers.
+
+    Raises:
+        ModelLoadFailed: They can not work in the way that the stage asks for.
+    """
+    refusals = [refusal(module, parallel) for module in found.values()]
+    if parallel.way == "context" and any(refusals):
+        raise ModelLoadFailed(f"parallel_config: {next(filter(None, refusals))}")
+    if parallel.way != "auto":
+        return parallel
+    size = parallel.world_size
+    shared = replace(parallel, ulysses_degree=size)
+    one_row = {type(module).__name__ for module in found.values()} <= CALLED_FOR_ONE_ROW
+    if one_row and not any(refusal(module, shared) for module in found.values()):
+        return shared
+    return replace(parallel, cfg_parallel_size=size)

@@ -9,6 +9,7 @@ import copy
 import gc
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -81,10 +82,22 @@ class Engine:
             ModelLoadFailed: With the model, the cause and a mend.
         """
         pipe = load_pipeline(plan)
+        abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
         chunk = DeviceChunk.open(pipe, plan)
-        engine = cls(pipe, inspect_abilities(pipe, plan.stage.default_sampling_params))
+        engine = cls(pipe, abilities)
         engine._chunk = chunk
         return engine
+
+    def watch_devices(self, on_lost: Callable[[str], None]) -> None:
+        """Call `on_lost` with the reason, in a thread, once no run can succeed any more.
+
+        That is when a rank has ended; what a run meets itself is raised as :class:`DeviceLost`.
+        """
+        self._chunk.watch(on_lost)
+
+    def close(self) -> None:
+        """End what works for the engine outside of its runs; it must have none any more."""
+        self._chunk.close()
 
     def warm_up(self) -> None:
         """Make one output of the default size in two steps, so that no client gets the slow run.

@@ -133,6 +133,7 @@ class Replica:
             preview_every_s=self._settings.preview_every_s,
         )
         self._reporter.start()
+        engine.watch_devices(self._lose_device)
 
     def open(self) -> None:
         """Join the rotation: the queue is being read from now on."""
@@ -189,6 +190,7 @@ class Replica:
             return
         if self._runner is not None:
             self._reporter.stop()
+            self._runner.engine.close()
         self._state = ReplicaState.GONE
         self._heartbeat.stop()
 

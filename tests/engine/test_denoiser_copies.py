@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model_state_dict
 
 from configs.errors import ModelLoadFailed
 from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
@@ -162,12 +163,12 @@ def denoiser_of(pipe: Any) -> Any:
     return getattr(pipe, "unet", None) or pipe.transformer
 
 
-def latents(pipe: Any, outputs: int = 1) -> torch.Tensor:
+def latents(pipe: Any, outputs: int = 1, size: int = 32) -> torch.Tensor:
     with torch.inference_mode():
         made: torch.Tensor = pipe(
             PROMPTS[0],
-            height=32,
-            width=32,
+            height=size,
+            width=size,
             num_inference_steps=2,
             num_images_per_prompt=outputs,
             generator=[torch.Generator().manual_seed(seed) for seed in range(outputs)],
@@ -191,6 +192,55 @@ def test_families_make_on_two_copies_what_they_make_on_one(name: str, lanes: lis
     assert len(calls) >= 2
     assert (made - alone).abs().max() <= 1e-4 * alone.abs().max()
     assert (alone[0] - alone[1]).abs().max() > 1e-2 * alone.abs().max()
+
+
+def adapter_weights(name: str) -> dict[str, torch.Tensor]:
+    """LoRA weights as files have them, which change the outputs clearly."""
+    torch.manual_seed(1)
+    pipe = FAMILIES[name]()
+    part = "unet" if hasattr(pipe, "unet") else "transformer"
+    denoiser = denoiser_of(pipe)
+    denoiser.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["to_q", "to_v"]))
+    weights = get_peft_model_state_dict(denoiser)
+    return {f"{part}.{key}": value.clone() for key, value in weights.items()}
+
+
+@pytest.mark.parametrize("name", ["stable_diffusion", "flux"])
+def test_adapters_that_a_pipeline_loads_reach_the_copies(name: str, lanes: list[Lane]):
+    torch.manual_seed(0)
+    pipe = FAMILIES[name]()
+    pipe.set_progress_bar_config(disable=True)
+    denoiser = denoiser_of(pipe)
+    plain = latents(pipe, 2)
+    spread_rows(denoiser, lanes)
+    latents(pipe, 2)  # proves that it may be cut
+    pipe.load_lora_weights(adapter_weights(name), adapter_name="strong")
+    pipe.set_adapters(["strong"], [2.0])
+    cut = latents(pipe, 2)
+    assert (cut - plain).abs().max() > 1e-3 * plain.abs().max()
+    whole = [latents_of_seed(pipe, denoiser, seed) for seed in range(2)]
+    for row, expected in zip(cut, whole, strict=True):
+        assert (row - expected).abs().max() <= 1e-4 * expected.abs().max()
+    pipe.delete_adapters("strong")
+    assert (latents(pipe, 2) - plain).abs().max() <= 1e-4 * plain.abs().max()
+
+
+def latents_of_seed(pipe: Any, denoiser: Any, seed: int) -> torch.Tensor:
+    """What the pipeline makes of that seed when no call is cut."""
+    cut = denoiser.__dict__.pop("forward")
+    try:
+        with torch.inference_mode():
+            made: torch.Tensor = pipe(
+                PROMPTS[0],
+                height=32,
+                width=32,
+                num_inference_steps=2,
+                generator=torch.Generator().manual_seed(seed),
+                output_type="latent",
+            ).images
+        return made[0]
+    finally:
+        denoiser.forward = cut
 
 
 def test_a_replica_of_two_cores_makes_the_pictures_of_one(

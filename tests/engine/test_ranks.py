@@ -1,0 +1,154 @@
+"""Ranks that share the sequence of each denoiser call make what one process makes."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from pickle import PicklingError
+from typing import Any
+
+import diffusers
+import psutil
+import pytest
+import torch
+
+from configs.errors import DeviceLost, ModelLoadFailed
+from configs.stages import ParallelConfig
+from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
+from tests.engine.tiny_families import FAMILIES, save_family
+from tests.waiting import wait_until
+from workers.device_chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
+from workers.pipeline_loader import load_pipeline
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    """A plan of two cores sets two torch threads for what is not the denoiser."""
+    yield
+    torch.set_num_threads(1)
+
+
+def ranks() -> list[psutil.Process]:
+    found = psutil.Process().children(recursive=True)
+    return [each for each in found if "workers.rank" in each.cmdline()]
+
+
+@pytest.fixture(scope="module")
+def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_family("flux", tmp_path_factory.mktemp("flux"))
+
+
+@pytest.fixture(scope="module")
+def shared(flux_folder: Path) -> Iterator[Any]:
+    """A pipeline whose denoiser runs on two ranks, what it made alone, and its chunk."""
+    plan = plan_of_two(flux_folder, ulysses_degree=2)
+    pipe = load_pipeline(plan)
+    adapter = adapter_weights("flux")
+    alone = latents(pipe), latents(pipe, size=28)
+    pipe.load_lora_weights(adapter, adapter_name="strong")
+    adapted = latents(pipe)
+    pipe.unload_lora_weights()
+    chunk = DeviceChunk.open(pipe, plan)
+    yield pipe, (*alone, adapted), chunk
+    chunk.close()
+    assert ranks() == []
+
+
+def same(made: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((made - expected).abs().max() <= 1e-4 * expected.abs().max())
+
+
+def test_two_ranks_make_what_one_makes(shared: Any):
+    pipe, (alone, _, _), _ = shared
+    assert len(ranks()) == 1
+    assert same(latents(pipe), alone)
+    if len(os.sched_getaffinity(0)) > 1:
+        assert ranks()[0].cpu_affinity() == sorted(os.sched_getaffinity(0))[1:2]
+
+
+def test_sequences_that_do_not_divide_are_shared_too(shared: Any):
+    pipe, (_, alone, _), _ = shared
+    assert alone.shape[1] % 2 == 1
+    assert same(latents(pipe, size=28), alone)
+
+
+def test_an_error_in_all_ranks_is_that_of_the_call_and_the_next_call_is_right(shared: Any):
+    pipe, (alone, _, _), _ = shared
+    with pytest.raises(ValueError, match="Expected 1 arguments but got 0"):
+        pipe.transformer(hidden_states=torch.ones(1, 4, 3))
+    assert same(latents(pipe), alone)
+
+
+def test_what_can_not_be_sent_fails_here_and_the_next_call_is_right(shared: Any):
+    pipe, (alone, _, _), _ = shared
+    with pytest.raises((TypeError, AttributeError, PicklingError)):
+        pipe.transformer(hidden_states=threading.Lock())
+    assert same(latents(pipe), alone)
+
+
+def test_adapters_reach_the_ranks(shared: Any):
+    pipe, (alone, _, adapted), _ = shared
+    pipe.load_lora_weights(adapter_weights("flux"), adapter_name="strong")
+    made = latents(pipe)
+    assert same(made, adapted)
+    assert not same(made, alone)
+    pipe.unload_lora_weights()
+    assert same(latents(pipe), alone)
+
+
+def test_the_end_of_a_rank_is_told_and_no_call_succeeds_any_more(shared: Any):
+    pipe, _, chunk = shared
+    told: list[str] = []
+    chunk.watch(told.append)
+    ranks()[0].kill()
+    wait_until(lambda: told, TIMEOUT_S, "the end of the rank")
+    assert told == ["rank 1 of 2 was ended by signal 9"]
+    with pytest.raises(DeviceLost, match="rank 1 of 2 was ended by signal 9"):
+        latents(pipe)
+    chunk.close()
+
+
+def test_a_rank_that_can_not_load_its_part_is_told_with_the_cause(flux_folder: Path):
+    plan = plan_of_two(flux_folder, ulysses_degree=2)
+    pipe = load_pipeline(plan)
+    weights = flux_folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    aside = weights.rename(weights.with_suffix(".aside"))
+    try:
+        with pytest.raises(ModelLoadFailed, match=r"rank 1 of 2 could not start: OSError.*no file"):
+            DeviceChunk.open(pipe, plan)
+    finally:
+        aside.rename(weights)
+    assert ranks() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel", "expected"),
+    [
+        ("stable_diffusion", {"ulysses_degree": 2}, "no plan for sharing the sequence of UNet2DC"),
+        ("pixart", {"ulysses_degree": 2}, "PixArtTransformer2DModel; use cfg_parallel_size"),
+        ("flux", {"ring_degree": 2}, "ring_degree 2 needs CUDA devices and dtype bfloat16"),
+        ("flux", {"ulysses_degree": 4}, "ulysses_degree 4 is more than the 2 heads"),
+    ],
+)
+def test_what_a_model_can_not_do_is_refused_with_a_mend(
+    name: str, parallel: dict[str, Any], expected: str
+):
+    found = denoisers(FAMILIES[name]())
+    with pytest.raises(ModelLoadFailed, match=expected):
+        choose(ParallelConfig(world_size=2, **parallel), found)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("stable_diffusion", "cfg"), ("stable_diffusion_3", "cfg"), ("flux", "context")],
+)
+def test_without_a_word_the_way_follows_from_the_model(name: str, way: str):
+    chosen = choose(ParallelConfig(world_size=2), denoisers(FAMILIES[name]()))
+    assert (chosen.way, chosen.world_size) == (way, 2)
+
+
+def test_one_sample_models_are_those_whose_pipelines_do_not_batch_guidance():
+    for name in CALLED_FOR_ONE_ROW:
+        assert getattr(diffusers, name)._cp_plan is not None

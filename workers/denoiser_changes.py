@@ -1,0 +1,50 @@
+"""Changes of a denoiser that must reach whatever works in its place elsewhere.
+
+Adapters are loaded, chosen and removed by methods of diffusers' models, which a pipeline's own
+`load_lora_weights`, `set_adapters` and so on call in turn. Knows neither copies nor ranks.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CHANGES = (
+    *("load_lora_adapter", "add_adapter", "delete_adapters", "unload_lora"),
+    *("set_adapter", "set_adapters", "enable_adapters", "disable_adapters"),
+    *("enable_lora", "disable_lora", "fuse_lora", "unfuse_lora"),
+    *("set_attention_backend", "reset_attention_backend", "compile_repeated_blocks"),
+)
+Repeat = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
+
+_changing = threading.local()
+
+
+def repeat_changes(module: torch.nn.Module, repeat: Repeat) -> None:
+    """Have `repeat` called with each method named in ``CHANGES`` that is called on the module.
+
+    After the module's own, and not where that raised.
+    """
+    for name in CHANGES:
+        if hasattr(module, name):
+            module.__dict__[name] = _repeated(getattr(module, name), name, repeat)
+
+
+def _repeated(own: Callable[..., Any], name: str, repeat: Repeat) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        if getattr(
+            _changing, "now", False
+        ):  # called by another change, which does it elsewhere too
+            return own(*args, **kwargs)
+        _changing.now = True
+        try:
+            result = own(*args, **kwargs)
+            repeat(name, args, kwargs)
+        finally:
+            _changing.now = False
+        return result
+
+    return changed

@@ -1,0 +1,175 @@
+"""A rank of a replica: ``python -m workers.rank <fd>``, started by it, never by hand.
+
+It holds the denoisers alone and runs each call of theirs that rank 0, the replica itself, tells it
+of. It ends with its parent, however that ends. Does not know pipelines, requests and Redis.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import torch.distributed as dist
+
+from workers.call_packing import as_bytes, unpack
+from workers.context_parallel import share_sequence
+from workers.pipeline_loader import short_cause
+from workers.rank_group import join_group
+from workers.rank_messages import (
+    END,
+    JOIN,
+    LOADED,
+    READY,
+    UNDONE,
+    VERDICT_S,
+    Change,
+    Failed,
+    Forward,
+    Start,
+    receive,
+    send,
+)
+
+_PR_SET_PDEATHSIG = 1
+_CPU = torch.device("cpu")
+# No tensor is there, so that all are pickled.
+_NOWHERE = torch.device("meta")
+_logger = logging.getLogger(__name__)
+
+
+class Rank:
+    """This process as a rank."""
+
+    def __init__(self, start: Start, pipe: Connection) -> None:
+        """Take the device; nothing is loaded yet."""
+        self._start = start
+        self._pipe = pipe
+        self._device = torch.device(start.kind, start.rank) if start.kind == "cuda" else _CPU
+        self._denoisers: dict[str, Any] = {}
+        if start.kind == "cuda":
+            torch.cuda.set_device(self._device)
+        else:
+            if start.core is not None:
+                os.sched_setaffinity(0, {start.core})
+            torch.set_num_threads(1)
+
+    def load(self) -> None:
+        """Load the denoisers onto the device, as rank 0 has them."""
+        args = self._start.args
+        untyped: Any = diffusers
+        for name, (class_name, dtype) in self._start.denoisers.items():
+            module = getattr(untyped, class_name).from_pretrained(
+                args.model,
+                subfolder=name,
+                dtype=dtype,
+                variant=args.variant,
+                revision=args.revision,
+                local_files_only=Path(args.model).is_dir(),
+            )
+            self._denoisers[name] = module.to(self._device).eval()
+
+    def join(self) -> None:
+        """Meet the other ranks; all do this at the same time."""
+        start = self._start
+        join_group(start.rank, start.world_size, start.port, self._device)
+        for module in self._denoisers.values():
+            share_sequence(module, start.args.parallel_config)
+
+    def serve(self) -> None:
+        """Run what rank 0 tells until it says that it is over."""
+        while True:
+            message = receive(self._pipe)
+            if message == END:
+                return
+            if message == UNDONE:
+                self._settle()
+            elif isinstance(message, Forward):
+                self._forward(message)
+            elif isinstance(message, Change):
+                self._change(message)
+
+    def _forward(self, message: Forward) -> None:
+        (args, kwargs), tensors = unpack(message.packed, self._device)
+        for tensor in tensors:
+            dist.broadcast(as_bytes(tensor), src=0)
+        try:
+            self._denoisers[message.denoiser](*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - rank 0 raises it too, or this process ends
+            cause = short_cause(error)
+        else:
+            return
+        # Were rank 0 to go on, it would wait in a collective that this rank has left.
+        if not self._pipe.poll(VERDICT_S) or receive(self._pipe) != UNDONE:
+            raise RuntimeError(f"failed in a call in which rank 0 did not: {cause}")
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say that no call is going on here."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        send(self._pipe, UNDONE)
+
+    def _change(self, message: Change) -> None:
+        (args, kwargs), _ = unpack(message.packed, _NOWHERE)
+        try:
+            getattr(self._denoisers[message.denoiser], message.method)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - raised by rank 0
+            send(self._pipe, Failed(short_cause(error)))
+        else:
+            send(self._pipe, READY)
+
+
+def main() -> None:
+    """Be the rank that the first message tells."""
+    pipe = Connection(int(sys.argv[1]))
+    end_with_parent(int(sys.argv[2]))
+    # Signals are for the replica; it ends its ranks once it needs them no more.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    start: Start = receive(pipe)
+    logging.basicConfig(format=f"rank {start.rank} of {start.world_size}: %(message)s")
+    code = _run(Rank(start, pipe), start, pipe)
+    sys.stderr.flush()
+    # Not by way of torch, whose teardown waits for ranks that may be gone.
+    os._exit(code)
+
+
+def _run(rank: Rank, start: Start, pipe: Connection) -> int:
+    """Load, join and serve; returns the exit code."""
+    try:
+        try:
+            rank.load()
+        except Exception as error:
+            _logger.exception("loading %s failed", start.args.model)
+            send(pipe, Failed(short_cause(error)))
+            return 1
+        send(pipe, LOADED)
+        if receive(pipe) == JOIN:
+            rank.join()
+            send(pipe, READY)
+            with torch.inference_mode():
+                rank.serve()
+    except (EOFError, ConnectionError):
+        _logger.warning("the replica has ended, and this rank ends with it")
+    except Exception as error:
+        _logger.exception("this rank ends, and the replica with it: %s", short_cause(error))
+        return 1
+    return 0
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when the thread that started it ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before it could be told
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
