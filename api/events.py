@@ -22,6 +22,17 @@ from configs.errors import MalformedRequest
 LAST_EVENT_ID: Final = "Last-Event-ID"
 _CURSOR: Final = re.compile(r"[0-9]{1,19}-[0-9]{1,19}\Z")
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_EVENT: Final = {
+    "type": "object",
+    "description": "One event.",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"type": "string", "description": "What happened."},
+        "data": {"type": "string", "description": "A JSON object in one line."},
+        "id": {"type": "string", "description": "What to resume after."},
+        "retry": {"type": "integer"},
+    },
+}
 _LAST_SEEN: Final = {
     "in": "header",
     "name": LAST_EVENT_ID,
@@ -40,7 +51,7 @@ blueprint = Blueprint("events", __name__, description="Follow a request without 
             "description": "Events `queued`, `started`, `progress`, `preview`, `edited`, "
             "`canceling` and `output`, then one of `succeeded`, `failed`, `canceled`, `expired`; "
             "the data of each is a JSON object. It ends after that, or after 15 minutes.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _EVENT}},
         }
     },
 )
