@@ -71,7 +71,7 @@ def _lay_over(
         written = f"{where}.{key}"
         if key == "parallel_config" and isinstance(value, Mapping):
             for inner, degree in value.items():
-                _put(notes, sections, inner, degree, (path, f"{written}.{inner}"))
+                _put_degree(notes, sections, inner, degree, (path, f"{written}.{inner}"))
         elif key == "parallel_config" and value is not None:
             notes.refuse(written, value, "is not a mapping; write `key: value` lines beneath it")
         elif value is not None:
@@ -84,11 +84,18 @@ def _put(
     """Put a flat key where the reference has it; `places` are the stage's path and the key's."""
     path, written = places
     if key in PARALLEL:
-        degrees = sections["engine_args"].setdefault("parallel_config", {})
-        _set(notes, degrees, key, value, (f"{path}.engine_args.parallel_config.{key}", written))
+        _put_degree(notes, sections, key, value, places)
         return
     section = "runtime" if key in _RUNTIME else "engine_args"
     _set(notes, sections[section], key, value, (f"{path}.{section}.{key}", written))
+
+
+def _put_degree(
+    notes: Translation, sections: _Sections, key: Any, value: Any, places: tuple[str, str]
+) -> None:
+    path, written = places
+    degrees = sections["engine_args"].setdefault("parallel_config", {})
+    _set(notes, degrees, key, value, (f"{path}.engine_args.parallel_config.{key}", written))
 
 
 def _set(

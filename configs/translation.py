@@ -16,6 +16,7 @@ _NO_MODEL: Final = (
     "(python -m scripts.serve MODEL --stage-configs-path FILE); give it there, or write it here"
 )
 _ELSEWHERE: Final = re.compile(r", which belongs under (?:runtime|engine_args(?:\.\w+)?)")
+_HOME: Final = re.compile(r"under (?:runtime|engine_args)(?![.\w])")
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Translation:
         if self.dialect == "stage_args":
             message = message.replace("stages[", "stage_args[")
         elif self.dialect == "deploy":
-            message = self._flat(_ELSEWHERE.sub("", message))
+            message = self._flat(_HOME.sub("in the stage itself", _ELSEWHERE.sub("", message)))
         return FieldError(self.written(fault.param), message, fault.code)
 
     @staticmethod

@@ -91,8 +91,9 @@ def _sweep(chosen: argparse.Namespace, options: Options) -> int:
         "runs": runs,
     }
     (folder / "sweep.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-    arrivals = runs[0]["figures"]["arrivals"]
-    title = f"{plan.stage.model_name}: {options.num_prompts} requests, {arrivals}"
+    first = runs[0]["figures"]
+    count = first["completed_requests"] + first["failed_requests"]
+    title = f"{plan.stage.model_name}: {count} requests, {first['arrivals']}"
     draw(rows, title, folder / "sweep.png")
     say(scaling_table(rows))
     say(f"Written: {folder / 'sweep.json'}, {folder / 'sweep.png'}")
@@ -143,7 +144,7 @@ def _read(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Options]
             parser.error(f"{flag} is set by the sweep itself; leave it out")
     options = read_options(rest, settings.api_key)
     chosen.served = options.model
-    if "--num-prompts" not in {word.partition("=")[0] for word in rest}:
+    if options.num_prompts is None and options.dataset != "trace":
         options = replace(options, num_prompts=_PROMPTS_PER_REPLICA * max(chosen.replicas))
     if options.seed is None:
         options = replace(options, seed=0)

@@ -80,7 +80,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--dataset", choices=DATA_SETS, default="random")
     add("--dataset-path", type=Path, help="trace file, or for vbench a file with a prompt a line")
     add("--task", choices=TASKS, default="t2i")
-    add("--num-prompts", type=_count, default=10, help="requests; of a trace, at most so many")
+    add("--num-prompts", type=_count, help="default: 10, or all of a trace")
     add("--width", type=_count)
     add("--height", type=_count)
     add("--num-frames", type=_count)

@@ -65,7 +65,7 @@ def _lines(path: Path) -> list[str]:
 def _made_up(options: Options, prompts: Sequence[str] | None) -> list[PlannedRequest]:
     profiles = _profiles(options)
     requests = []
-    for index in range(options.num_prompts):
+    for index in range(options.requests_made_up):
         prompt = prompts[index % len(prompts)] if prompts else _prompt(index)
         own: dict[str, Any] = dict(options.parameters)
         if options.enable_negative_prompt:
@@ -88,11 +88,11 @@ def _prompt(index: int) -> str:
 def _profiles(options: Options) -> list[Mapping[str, Any]]:
     """For each request the profile that was drawn for it; always the same draw."""
     if not options.random_request_config:
-        return [{}] * options.num_prompts
+        return [{}] * options.requests_made_up
     drawn = random.Random(_PROFILE_SEED).choices(
         options.random_request_config,
         weights=[profile.get("weight", 1) for profile in options.random_request_config],
-        k=options.num_prompts,
+        k=options.requests_made_up,
     )
     return [{key: profile[key] for key in profile if key != "weight"} for profile in drawn]
 

@@ -12,6 +12,7 @@ DATA_SETS: Final = ("random", "trace", "vbench")
 TASKS: Final = ("t2i", "i2i", "ti2i", "t2v", "i2v", "ti2v")
 IMAGE_TASKS: Final = frozenset({"i2i", "ti2i", "i2v", "ti2v"})
 VIDEO_TASKS: Final = frozenset({"t2v", "i2v", "ti2v"})
+_PROMPTS: Final = 10
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Options:
     Attributes:
         base_url: The service, without a slash at its end.
         model: Name of the model; None for the only one that is served.
+        num_prompts: Requests; None for all of a trace, or as many as `requests_made_up`.
         parameters: Fields that every request has unless its row says otherwise.
         request_rate: Mean arrivals in a second (Poisson); infinity for all at once; None for the
             trace's own times, or all at once where there are none.
@@ -34,7 +36,7 @@ class Options:
     dataset: str = "random"
     dataset_path: Path | None = None
     task: str = "t2i"
-    num_prompts: int = 10
+    num_prompts: int | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     enable_negative_prompt: bool = False
@@ -58,3 +60,8 @@ class Options:
     save_dir: Path | None = None
     keep_outputs: bool = False
     disable_tqdm: bool = False
+
+    @property
+    def requests_made_up(self) -> int:
+        """How many requests a data set that has no end gives."""
+        return self.num_prompts or _PROMPTS

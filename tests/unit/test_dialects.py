@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from configs.devices import Machine, check_machine
 from configs.dialect_fields import BY_PLACE, FOREIGN
@@ -204,6 +206,13 @@ def test_only_the_deploy_dialect_has_templates(tmp_path: Path) -> None:
         ({"engine_args": {"dtype": 3}}, "stages[0].engine_args.dtype", "3 is not one of"),
         ({"engine_args": 3}, "stages[0].engine_args", "3 is not a mapping; write its keys into"),
         ({"num_replica": 2}, "stages[0].num_replica", "did you mean num_replicas? (known here: "),
+        (
+            {"parallel_config": {"dtype": "auto"}},
+            "stages[0].parallel_config.dtype",
+            "it belongs in the",
+        ),
+        ({"parallel_config": {"ring": 2}}, "stages[0].parallel_config.ring", "mean ring_degree?"),
+        ({"runtime": {"max_num_seqs": 2}}, "stages[0].runtime.max_num_seqs", "in the stage itself"),
         ({"qqq": 2}, "stages[0].qqq", "is an unknown key; take it out (known here: "),
         ({"flow_shift": 5.0}, "stages[0].flow_shift", "5.0 is not served"),
         ({"use_hsdp": True}, "stages[0].use_hsdp", "True is a way to split a model"),
@@ -237,8 +246,36 @@ def test_a_deploy_file_is_refused_by_the_paths_it_has(
     found, message = sole(refusal(tmp_path, deploy(**keys)))
     assert found == path
     assert expected in message
-    assert "runtime." not in message
+    assert "engine_args" not in message
     assert "under runtime" not in message
+
+
+FLAT_KEYS = sorted(
+    {"env", "runtime", "engine_args", "parallel_config", "default_sampling_params", "stage_id"}
+    | {name for place, schema in SCHEMAS.items() if place != "file" for name in schema().fields}
+    | {name for place, keys in BY_PLACE.items() if place != "file" for name in keys}
+    | {"max_batch_size", "sequence_parallel_size", "unheard_of", "model"}
+)
+SCALARS = st.none() | st.booleans() | st.integers(-2, 9) | st.sampled_from(["", "0,1", "auto", "x"])
+VALUES = (
+    SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.sampled_from(FLAT_KEYS), SCALARS)
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(st.sampled_from(FLAT_KEYS), VALUES, max_size=4))
+def test_any_deploy_file_is_taken_or_refused_by_paths_that_it_has(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    document = deploy(**keys)
+    try:
+        load(tmp_path, document)
+    except ConfigurationError as refused:
+        for detail in refused.details:
+            place = detail.param.removeprefix("stages[0].").split(".")
+            assert detail.code == "missing" or place[0].split("[")[0] in document["stages"][0], (
+                detail.param
+            )
 
 
 @pytest.mark.parametrize(

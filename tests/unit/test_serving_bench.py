@@ -113,6 +113,13 @@ def test_made_up_requests_are_the_same_each_time_and_no_two_alike() -> None:
     assert "seed" not in planned_requests(options())[0][0].parameters
 
 
+def test_a_trace_is_taken_whole_unless_told_otherwise(tmp_path: Path) -> None:
+    text = 'Request(prompt="a")\n' * 30
+    assert len(planned_requests(trace(tmp_path, text))[0]) == 30
+    assert len(planned_requests(trace(tmp_path, text, "--num-prompts", "4"))[0]) == 4
+    assert len(planned_requests(options())[0]) == 10
+
+
 def test_profiles_are_drawn_by_weight() -> None:
     config = '[{"width":8,"height":8,"weight":0},{"width":16,"height":24}]'
     requests, _ = planned_requests(options("--random-request-config", config, "--num-prompts", "9"))
