@@ -9,8 +9,10 @@ Does not know what a replica does: it moves ``workers.replica`` through its life
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
+import multiprocessing
 import os
 import re
 import sys
@@ -90,6 +92,8 @@ def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
     pin_to_cores(plan, machine)
     replica = become(Replica(plan, settings, machine))
     instance.hostname = replica.node
+    # Now, before torch is imported: what is registered first is called last.
+    atexit.register(_leave)
 
 
 @worker_init.connect(weak=False)
@@ -127,9 +131,9 @@ def leave_rotation(**_: Any) -> None:
 
 
 @worker_shutdown.connect
-def end(**_: Any) -> None:
+def end(sender: Any, **_: Any) -> None:
     """All runs are over."""
-    current().close()
+    current().close(sender.exitcode or 0)
 
 
 def _plan(settings: Settings, stages: tuple[StageConfig, ...], queues: object) -> ReplicaPlan:
@@ -140,6 +144,20 @@ def _plan(settings: Settings, stages: tuple[StageConfig, ...], queues: object) -
             "replica: celery -A workers worker -Q replica0"
         )
     return find_replica(plan_replicas(stages, settings.replica_offset), names[0])
+
+
+def _leave() -> None:
+    """End a replica that has said its last word, without torch taking itself down.
+
+    That is seconds of work for nothing, in which a supervisor may lose its patience.
+    """
+    if (code := current().exit_code) is not None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _give_up(message: str, code: int) -> NoReturn:

@@ -59,12 +59,18 @@ def become(replica: Replica) -> Replica:
 
 
 class Replica:
-    """One replica of one stage, in this process."""
+    """One replica of one stage, in this process.
+
+    Attributes:
+        node: Its Celery node name.
+        exit_code: That of the process, once it has nothing more to do.
+    """
 
     def __init__(self, plan: ReplicaPlan, settings: Settings, machine: Machine) -> None:
         """Connect to nothing yet."""
         self.plan = plan
         self.node = f"{plan.name}@{socket.gethostname()}"
+        self.exit_code: int | None = None
         self._settings = settings
         self._machine = machine
         self._started_at = time.time()
@@ -184,7 +190,7 @@ class Replica:
             timer.daemon = True
             timer.start()
 
-    def close(self) -> None:
+    def close(self, exit_code: int) -> None:
         """End: the runs are over, the registry is told; a failed one has told its reason before."""
         if self._state is ReplicaState.FAILED:
             return
@@ -193,6 +199,7 @@ class Replica:
             self._runner.engine.close()
         self._state = ReplicaState.GONE
         self._heartbeat.stop()
+        self.exit_code = exit_code
 
     def _has_room(self) -> bool:
         room = self.plan.stage.engine_args.max_num_seqs

@@ -1,7 +1,8 @@
 -- A replica takes the first request of its line. ARGV: replica, incarnation, now.
 -- Returns the record as name, value pairs, or false where nothing waits, the replica was taken out of
--- the rotation by hand or is to end, or its name now belongs to a newer process. A request that was running in a
--- crash, or is suspected of one, runs alone, so that the next crash can blame only it: 'alone' where that forbids a claim now.
+-- the rotation by hand or is to end, or its name now belongs to a newer process. A request that was
+-- running in a crash, or is suspected of one, runs alone, so that the next crash can blame only it:
+-- 'alone' where that forbids a claim now.
 local replica, incarnation, now = ARGV[1], ARGV[2], ARGV[3]
 
 local known = redis.call('HMGET', replica_key(replica), 'incarnation', 'restart')

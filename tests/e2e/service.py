@@ -23,7 +23,9 @@ from tests.redis_server import free_port
 from tests.waiting import wait_until
 
 READY_S = 90.0
+STOP_S = 30.0
 RUN_S = 60.0
+HEARTBEAT_EXPIRY_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Service:
             raise AssertionError(f"{late}; its log ends: {self.log(name)}") from None
         return found
 
-    def end(self, name: str, how: signal.Signals, timeout_s: float = 15) -> int:
+    def end(self, name: str, how: signal.Signals, timeout_s: float = STOP_S) -> int:
         """Send a signal to a process and wait for its end; returns its exit code."""
         process = self.processes.pop(name)
         process.send_signal(how)
@@ -104,10 +106,10 @@ class Service:
             process.terminate()
         for process in self.processes.values():
             try:
-                process.wait(15)
+                process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(15)
+                process.wait(STOP_S)
 
     def log(self, name: str) -> str:
         """Return the end of what a process has printed."""
@@ -195,7 +197,7 @@ class Service:
             "STAGE_CONFIGS_PATH": str(self.stage_file),
             "API_PORT": str(self.port),
             "HEARTBEAT_S": "0.5",
-            "HEARTBEAT_EXPIRY_S": "3",
+            "HEARTBEAT_EXPIRY_S": str(HEARTBEAT_EXPIRY_S),
             "SWEEP_S": "0.5",
             "DRAIN_S": "1",
             **self.environ,
