@@ -10,7 +10,7 @@ from typing import Any
 from marshmallow import Schema, fields, validate
 
 from configs.field_types import OneOf
-from routing.parameters import IMAGE_FORMATS
+from routing.parameters import OUTPUT_FORMATS
 from routing.record import Priority, Status
 from routing.replica import ReplicaState
 
@@ -101,7 +101,10 @@ class ParametersSchema(Schema):
     scheduler = _text("Noise scheduler; null for the model's own.", allow_none=True)
     image = fields.List(fields.String(), metadata={"description": "Paths of the input images."})
     mask_image = _text("Path of the mask.", allow_none=True)
-    output_format = _one_of(IMAGE_FORMATS, "File format of the outputs.")
+    strength = _number("How much of the image is made anew.", allow_none=True)
+    num_frames = _whole("Frames of a video.", allow_none=True)
+    fps = _number("Frames in a second of a video.", allow_none=True)
+    output_format = _one_of(OUTPUT_FORMATS, "File format of the outputs.")
     output_compression = _whole("Quality of jpeg and webp.", allow_none=True)
     deterministic = fields.Boolean(metadata={"description": "Whether it runs alone."})
     preview = fields.Boolean(metadata={"description": "Whether its events show small pictures."})
@@ -116,6 +119,8 @@ class OutputObjectSchema(Schema):
     height = _whole("Pixels.")
     seed = _whole("Makes this output again, alone.")
     bytes = _whole("Size of the file.")
+    num_frames = _whole("Frames of a video.", allow_none=True)
+    fps = _number("Frames in a second of a video.", allow_none=True)
     expires_at = _number("When it is removed.", allow_none=True)
 
 
@@ -208,6 +213,11 @@ class TakesSchema(Schema):
     negative_prompt = fields.Boolean()
     guidance_scale = fields.Boolean()
     true_cfg_scale = fields.Boolean()
+    image = fields.Boolean()
+    mask_image = fields.Boolean()
+    strength = fields.Boolean()
+    num_frames = fields.Boolean()
+    fps = fields.Boolean()
     preview = fields.Boolean()
 
 
@@ -217,6 +227,9 @@ class LimitsSchema(Schema):
     max_pixels = _whole("Width x height of one output.")
     num_inference_steps = _whole("Denoising steps.")
     num_outputs_per_prompt = _whole("Outputs of one request.")
+    images = _whole("Input images of one request.")
+    num_frames = _whole("Frames of a video.", allow_none=True)
+    video_pixels = _whole("Width x height x frames of a video.", allow_none=True)
     prompt_characters = _whole("Longer prompts are refused.")
     prompt_tokens = _whole("Longer prompts are cut, with a warning.", allow_none=True)
     seed = _whole("Seed of the last output.")
@@ -232,6 +245,7 @@ class ModelObjectSchema(Schema):
     ready_replicas = _whole("Replicas in the rotation.")
     tasks = fields.List(fields.String())
     size_multiple = _whole("Width and height are multiples of it.")
+    frames_step = _whole("A video has 1 frame and a multiple of it more.", allow_none=True)
     schedulers = fields.List(fields.String())
     output_formats = fields.List(fields.String())
     takes = fields.Nested(TakesSchema)

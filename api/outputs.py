@@ -33,15 +33,17 @@ blueprint = Blueprint("outputs", __name__, description="The files that requests 
         }
     }
 )
+@blueprint.alt_response(206, description="The range of it that was asked for.", success=True)
 @blueprint.alt_response(304, description="It is the one whose ETag was sent.", success=True)
+@blueprint.alt_response(416, description="The file has no such range.")
 def fetch(request_id: str, index: int) -> Response:
     """Return the file of output `index`, counted from 0."""
     service = current_service()
     request = service.router.store.get(request_id)
     output = _output(request, index)
-    if call.if_none_match.contains(output.sha256):
-        response = Response(status=304)
-    else:
+    response = Response(status=304)
+    data = b""
+    if not call.if_none_match.contains(output.sha256):
         try:
             data = service.router.outputs.read(output.name)
         except FileNotFoundError:
@@ -53,6 +55,9 @@ def fetch(request_id: str, index: int) -> Response:
     response.set_etag(output.sha256)
     age = int(service.settings.retention_s)
     response.headers["Cache-Control"] = f"private, max-age={age}, immutable"
+    if data:
+        # Players ask for parts of a video; some play none that can not be had in parts.
+        response.make_conditional(call, accept_ranges=True, complete_length=len(data))
     return response
 
 

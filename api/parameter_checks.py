@@ -14,6 +14,7 @@ from typing import Any, Final
 from api.catalog import ServedModel
 from api.input_checks import default_size, input_errors, picked_task
 from api.model_limits import max_pixels
+from api.task_checks import formats_of, task_defaults, task_errors, untaken
 from configs.errors import FieldError
 from configs.settings import Settings
 from routing.parameters import Abilities, Parameters
@@ -22,6 +23,7 @@ MAX_SEED: Final = 2**63 - 1
 _DRAWN_SEEDS: Final = 2**32
 _MAX_GUIDANCE: Final = 100.0
 _MAX_QUALITY: Final = 100
+_COMPRESSED: Final = ("jpeg", "webp")
 _MOST_DIGITS: Final = 20
 
 
@@ -34,17 +36,20 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
     task = given.get("task") or picked_task(given, abilities)
     width, height = default_size(given, task, model, settings)
     defaults = {
+        **task_defaults(task, abilities),
         "task": task,
         "width": width,
         "height": height,
         "num_inference_steps": abilities.default_steps,
         "guidance_scale": abilities.default_guidance_scale,
     }
-    usable = set(Parameters.__dataclass_fields__) - _untaken(abilities)
+    usable = set(Parameters.__dataclass_fields__) - _untaken(abilities) - untaken(task, abilities)
     staged = {name: value for name, value in model.defaults.items() if name in usable}
+    if staged.get("output_format") in formats_of(task):
+        defaults.pop("output_format")
     values = {**staged, **defaults, **given}
     values.setdefault("seed", secrets.randbelow(_DRAWN_SEEDS))
-    if values.get("output_format", "png") == "png" and "output_compression" not in given:
+    if values["output_format"] not in _COMPRESSED and "output_compression" not in given:
         values.pop("output_compression", None)
     return values
 
@@ -64,6 +69,7 @@ class ParameterChecks:
             *self._texts(),
             *self._choices(),
             *input_errors(self.values, self.model),
+            *task_errors(self.values, self.model, self.settings),
             *self._size(),
             *self._numbers(),
             *self._seed(),
@@ -99,10 +105,8 @@ class ParameterChecks:
             return
         if not 0 <= quality <= _MAX_QUALITY:
             yield FieldError("output_compression", f"{quality} is not from 0 to {_MAX_QUALITY}")
-        elif self.values.get("output_format", "png") == "png":
-            yield FieldError(
-                "output_compression", "is for jpeg and webp; png is always without loss"
-            )
+        elif self.values["output_format"] not in _COMPRESSED:
+            yield FieldError("output_compression", f"is for {' and '.join(_COMPRESSED)}")
 
     def _size(self) -> Iterator[FieldError]:
         multiple = self.model.abilities.size_multiple
@@ -155,9 +159,6 @@ def _untaken(abilities: Abilities) -> set[str]:
         "negative_prompt": abilities.negative_prompt,
         "guidance_scale": abilities.guidance_scale,
         "true_cfg_scale": abilities.true_cfg_scale,
-        "strength": abilities.strength,
-        "num_frames": abilities.default_frames is not None,
-        "fps": abilities.default_fps is not None,
     }
     return {name for name, takes in taken.items() if not takes}
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from api.catalog import ServedModel
 from api.input_files import all_inputs
-from api.model_limits import max_pixels
+from api.model_limits import max_frames, max_pixels
 from api.parameter_checks import MAX_SEED
 from api.request_schema import NOT_SERVED
+from api.task_checks import all_formats
 from configs.settings import Settings
-from routing.parameters import IMAGE_FORMATS
+from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities
 from routing.record import Output, Request, Status, Webhook
 from routing.replica import Replica, ReplicaState
 
@@ -98,6 +99,7 @@ def model_object(
     """Return a model as OpenAI lists it, with what it can do; `replicas` are those that have it."""
     abilities = model.abilities
     ready = [replica for replica in replicas if replica.state is ReplicaState.READY]
+    video = abilities.default_frames is not None
     return {
         "id": model.name,
         "object": "model",
@@ -107,17 +109,26 @@ def model_object(
         "tasks": list(abilities.tasks),
         "size_multiple": abilities.size_multiple,
         "schedulers": list(abilities.schedulers),
-        "output_formats": list(IMAGE_FORMATS),
+        "frames_step": abilities.frames_step if video else None,
+        "output_formats": all_formats(abilities),
         "takes": {
             "negative_prompt": abilities.negative_prompt,
             "guidance_scale": abilities.guidance_scale,
             "true_cfg_scale": abilities.true_cfg_scale,
+            "image": bool(FROM_IMAGE_TASKS & set(abilities.tasks)),
+            "mask_image": INPAINT in abilities.tasks,
+            "strength": abilities.strength,
+            "num_frames": video,
+            "fps": video,
             "preview": abilities.preview,
         },
         "limits": {
             "max_pixels": max_pixels(model, settings),
             "num_inference_steps": settings.max_steps,
             "num_outputs_per_prompt": settings.max_outputs,
+            "images": abilities.max_images,
+            "num_frames": max_frames(model, settings) if video else None,
+            "video_pixels": settings.max_video_pixels if video else None,
             "prompt_characters": settings.max_prompt_chars,
             "prompt_tokens": abilities.max_prompt_tokens,
             "seed": MAX_SEED,
@@ -128,8 +139,19 @@ def model_object(
             "height": abilities.default_height,
             "num_inference_steps": abilities.default_steps,
             "guidance_scale": abilities.default_guidance_scale,
+            **_default_parts(abilities),
         },
     }
+
+
+def _default_parts(abilities: Abilities) -> dict[str, Any]:
+    """The defaults of what only some models take."""
+    parts = {
+        "strength": abilities.default_strength,
+        "num_frames": abilities.default_frames,
+        "fps": abilities.default_fps,
+    }
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def list_object(data: Sequence[Any], *, has_more: bool = False) -> dict[str, Any]:
@@ -202,6 +224,8 @@ def output_object(
         "height": output.height,
         "seed": output.seed,
         "bytes": output.bytes,
+        "num_frames": output.num_frames,
+        "fps": output.fps,
         "expires_at": _rounded(ended + retention_s) if ended is not None else None,
     }
 

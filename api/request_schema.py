@@ -24,17 +24,10 @@ from marshmallow import (
 from api.input_images import WrongPicture, decode_data_url
 from configs.field_types import OneOf
 from configs.refusal import UNKNOWN_KEY
-from routing.parameters import IMAGE_FORMATS
+from routing.parameters import OUTPUT_FORMATS
 from routing.record import WEBHOOK_EVENTS, Priority
 
-NOT_SERVED: Final = frozenset(
-    {
-        "fps",
-        "lora",
-        "num_frames",
-        "strength",
-    }
-)
+NOT_SERVED: Final = frozenset({"lora"})
 _SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
 _MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
 _DATA_URL: Final = {"type": "string"}
@@ -233,7 +226,19 @@ class RequestBodySchema(Schema):
     mask_image = _Image(
         metadata=described("What to paint anew is white in it; as large as `image`.", **_DATA_URL)
     )
-    output_format = OneOf(*IMAGE_FORMATS, metadata=described("File format of the outputs."))
+    strength = _Number(
+        "How much of the first image is made anew: 1 all of it, with all steps.",
+        minimum=0,
+        maximum=1,
+    )
+    num_frames = _Whole(
+        "Frames of a video: 1 and a multiple of the model's `frames_step` more.", minimum=1
+    )
+    fps = _Number("Frames in a second of a video.", minimum=1, maximum=120)
+    output_format = OneOf(
+        *OUTPUT_FORMATS,
+        metadata=described("File format of the outputs; png, or mp4 for videos, by default."),
+    )
     output_compression = _Whole("Quality of jpeg and webp.", minimum=0, maximum=100)
     deterministic = _Flag("Run alone, so that the bytes are equal on any replica.")
     preview = _Flag("Show small pictures of it in its events while it runs.")

@@ -59,6 +59,8 @@ class Settings:
         max_prompt_chars: Longest prompt, in characters.
         max_pixels: Largest width x height of an output, in pixels.
         max_input_pixels: Largest width x height of an input image, in pixels.
+        max_frames: Largest `num_frames` of a video.
+        max_video_pixels: Largest width x height x frames of a video.
         max_steps: Largest `num_inference_steps`.
         max_outputs: Largest `num_outputs_per_prompt`.
         webhook_secret: Key that signs webhooks, `whsec_` and base64; several are for changing it.
@@ -98,6 +100,8 @@ class Settings:
     max_prompt_chars: int = 8192
     max_pixels: int = 4 * _MIB
     max_input_pixels: int = 32 * _MIB
+    max_frames: int = 1000
+    max_video_pixels: int = 128 * _MIB
     max_steps: int = 1000
     max_outputs: int = 10
     webhook_secret: str = field(default="", repr=False)

@@ -90,6 +90,8 @@ class SettingsSchema(Schema):
     max_prompt_chars = Whole(1, 10_000_000, "characters", strict=False, data_key="MAX_PROMPT_CHARS")
     max_pixels = Whole(1, 2**40, "pixels", strict=False, data_key="MAX_PIXELS")
     max_input_pixels = Whole(1, 2**40, "pixels", strict=False, data_key="MAX_INPUT_PIXELS")
+    max_frames = Whole(1, 1_000_000, "frames", strict=False, data_key="MAX_FRAMES")
+    max_video_pixels = Whole(64, 1024**4, "pixels", strict=False, data_key="MAX_VIDEO_PIXELS")
     max_steps = Whole(1, 1_000_000, "steps", strict=False, data_key="MAX_STEPS")
     max_outputs = Whole(1, 10_000, "outputs", strict=False, data_key="MAX_OUTPUTS")
     webhook_secret = fields.String(data_key="WEBHOOK_SECRET", validate=_check_webhook_secret)

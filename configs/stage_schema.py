@@ -103,7 +103,7 @@ class SamplingParamsSchema(SectionSchema):
         error_messages={"invalid": 'is not text; put it in quotes, such as "blurry"'}
     )
     scheduler = Text("DDIMScheduler")
-    output_format = OneOf("png", "jpeg", "webp")
+    output_format = OneOf("png", "jpeg", "webp", "mp4")
     output_compression = Whole(0, 100, "quality")
 
 

@@ -69,6 +69,7 @@ WRONG: list[tuple[str, Any]] = [
     ("seed", 10**400),
     ("scheduler", "NoScheduler"),
     ("output_format", "gif"),
+    ("output_format", "mp4"),
     ("output_compression", 50),
     ("deterministic", "yes"),
     ("deterministic", 1),
@@ -152,6 +153,7 @@ def test_all_wrong_fields_are_named_at_once(door: Door, replica: PlayedReplica) 
             "num_inference_steps": "many",
             "seed": -1,
             "fps": 8,
+            "lora": "pixel",
             "negativ_prompt": "",
         },
     )
@@ -162,12 +164,14 @@ def test_all_wrong_fields_are_named_at_once(door: Door, replica: PlayedReplica) 
         "num_inference_steps",
         "seed",
         "fps",
+        "lora",
         "negativ_prompt",
     }
     assert wrong["prompt"] == "is missing"
     assert wrong["width"] == "63 is not a multiple of 8; give 56 or 64"
     assert wrong["num_inference_steps"] == "'many' is not a whole number"
-    assert "not served by this version" in wrong["fps"]
+    assert wrong["fps"] == "text-to-image of 'tiny' takes none; leave it out"
+    assert "not served by this version" in wrong["lora"]
     assert "did you mean negative_prompt?" in wrong["negativ_prompt"]
     assert error_of(answer)["param"] is None
 

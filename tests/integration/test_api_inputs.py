@@ -211,7 +211,13 @@ def test_the_default_size_follows_the_image_into_the_limits(
 
 
 def test_a_video_takes_the_shape_of_the_image_and_the_usual_number_of_pixels(door: Door) -> None:
-    door.replica().load(replace(EDITING, tasks=("image-to-video",), max_images=1))
+    film: dict[str, Any] = {
+        "default_frames": 81,
+        "frames_step": 4,
+        "default_fps": 16.0,
+        "strength": False,
+    }
+    door.replica().load(replace(EDITING, tasks=("image-to-video",), max_images=1, **film))
     parameters = door.submitted(image=data_url(picture(400, 100)))["parameters"]
     assert parameters["task"] == "image-to-video"
     assert (parameters["width"], parameters["height"]) == (128, 32)

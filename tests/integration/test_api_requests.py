@@ -58,6 +58,9 @@ def test_a_submit_is_accepted_with_all_its_parameters(door: Door, replica: Playe
         "deterministic": False,
         "image": [],
         "mask_image": None,
+        "strength": None,
+        "num_frames": None,
+        "fps": None,
         "preview": False,
     }
     assert request["progress"] == {"step": 0, "steps": 20, "fraction": 0.0, "eta_s": None}

@@ -35,6 +35,8 @@ NUMBERS = {
     "MAX_PROMPT_CHARS": ("100", 100),
     "MAX_PIXELS": ("4096", 4096),
     "MAX_INPUT_PIXELS": ("8192", 8192),
+    "MAX_FRAMES": ("81", 81),
+    "MAX_VIDEO_PIXELS": ("65536", 65536),
     "MAX_STEPS": ("50", 50),
     "MAX_OUTPUTS": ("2", 2),
     "FLOWER_PORT": ("5556", 5556),
