@@ -17,9 +17,11 @@ from scripts.serving_bench.openai_backends import ChatBackend, ImagesBackend
 from scripts.serving_bench.options import Options
 from scripts.serving_bench.outcome import Outcome
 from scripts.serving_bench.service_view import (
+    ReplicaView,
     pick_model,
     replicas_of,
     served_since,
+    wait_loaded,
     wait_ready,
 )
 from scripts.serving_bench.slo import with_goals
@@ -44,6 +46,7 @@ async def measure(options: Options, say: Callable[[str], None] = print) -> Measu
         caller = Caller(session, options.base_url)
         await wait_ready(caller, options.base_url, options.ready_timeout)
         model = await pick_model(caller, options.model)
+        await wait_loaded(caller, model, options.ready_timeout)
         backend = make_backend(options, caller, model)
         warm_up = WarmUp(backend, caller, model, options)
         await warm_up.run(requests)
@@ -53,6 +56,8 @@ async def measure(options: Options, say: Callable[[str], None] = print) -> Measu
         before = await replicas_of(caller, model)
         measured = await run.all(model, warm_up.sent)
         after = await replicas_of(caller, model)
+        if {view.name for view in before} != {view.name for view in after}:
+            say(f"The replicas changed meanwhile: {_names(before)} before, {_names(after)} after")
         if not options.keep_outputs:
             await _remove(backend, measured.outcomes)
     return replace(measured, replicas=tuple(after), served=served_since(before, after))
@@ -67,6 +72,10 @@ def make_backend(options: Options, caller: Caller, model: str) -> Backend:
     if options.backend == "v1/videos":
         return VideosBackend(caller, model, options.poll_interval)
     return NativeBackend(caller, model)
+
+
+def _names(views: Sequence[ReplicaView]) -> str:
+    return ", ".join(view.name for view in views) or "none"
 
 
 async def _remove(backend: Backend, outcomes: Sequence[Outcome]) -> None:

@@ -77,8 +77,23 @@ async def pick_model(caller: Caller, wanted: str | None) -> str:
     return names[0]
 
 
-async def replicas_of(caller: Caller, model: str) -> list[ReplicaView]:
-    """Return the ready replicas of the model; none where the service does not list replicas."""
+async def wait_loaded(caller: Caller, model: str, timeout_s: float) -> list[ReplicaView]:
+    """Return the ready replicas once none of the model is loading, or after `timeout_s` seconds.
+
+    The service is ready with its first replica; those that load would join in mid-measurement.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        views = await replicas_of(caller, model, states=("ready", "loading"))
+        if all(view.state == "ready" for view in views) or time.monotonic() >= deadline:
+            return [view for view in views if view.state == "ready"]
+        await pause(_LOOK_EVERY_S)
+
+
+async def replicas_of(
+    caller: Caller, model: str, states: Sequence[str] = ("ready",)
+) -> list[ReplicaView]:
+    """Return the replicas of the model; none where the service does not list replicas."""
     try:
         listed = (await caller.call("GET", "/v1/replicas")).json
     except RequestFailed as failed:
@@ -88,7 +103,7 @@ async def replicas_of(caller: Caller, model: str) -> list[ReplicaView]:
     return [
         _view(replica)
         for replica in listed["data"]
-        if replica["model"] == model and replica["state"] == "ready"
+        if replica["model"] == model and replica["state"] in states
     ]
 
 
