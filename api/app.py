@@ -27,6 +27,7 @@ from api import (
 from api.access import register_access
 from api.errors import register_error_handlers
 from api.objects import ErrorAnswerSchema
+from api.openai import chat, images
 from api.service import Service, attach_service
 from configs.settings import Settings, load_settings
 
@@ -76,7 +77,17 @@ def _register_calls(app: Flask) -> None:
     api = Api()
     api.ERROR_SCHEMA = ErrorAnswerSchema
     api.init_app(app)
-    for module in (requests, events, inputs, outputs, replicas, models, health):
+    for module in (
+        requests,
+        events,
+        inputs,
+        outputs,
+        images,
+        chat,
+        replicas,
+        models,
+        health,
+    ):
         api.register_blueprint(module.blueprint)
     app.register_blueprint(metrics.blueprint)
     app.register_blueprint(docs_page.blueprint)

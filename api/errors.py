@@ -20,6 +20,7 @@ from werkzeug.exceptions import HTTPException
 
 from configs.errors import (
     FieldError,
+    GenerationError,
     InvalidRequest,
     MalformedRequest,
     NotFound,
@@ -33,6 +34,7 @@ _FIRST_ERROR: Final = 400
 _WRONG_METHOD: Final = 405
 _TOO_MANY: Final = 429
 _SERVER: Final = 500
+_RETRIED: Final = frozenset({409, 429})
 _logger = logging.getLogger(__name__)
 
 
@@ -45,9 +47,12 @@ def register_error_handlers(app: Flask) -> None:
 
 
 def _serving_error(error: ServingError) -> Response:
-    if error.status == _SERVER:
+    if error.status == _SERVER and not isinstance(error, GenerationError):
         return _unforeseen(error)
     response = _answer(error.status, error.code, error.message, error.param, error.details)
+    if error.status >= _SERVER or error.status in _RETRIED:
+        # Clients of OpenAI's API repeat such calls by themselves, unless they are told not to.
+        response.headers["X-Should-Retry"] = "true" if error.retryable else "false"
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(math.ceil(error.retry_after))
     return response

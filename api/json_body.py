@@ -54,8 +54,12 @@ def parse_json(text: str) -> Any:
 
 def fingerprint(body: dict[str, Any]) -> str:
     """Return a hash that two bodies share only when they say the same, whatever their spacing."""
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), default=_digest)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _digest(file: bytes) -> str:
+    return hashlib.sha256(file).hexdigest()
 
 
 def _refuse_constant(name: str) -> NoReturn:

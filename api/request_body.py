@@ -6,8 +6,8 @@ them. Does not know how the body was sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from marshmallow import ValidationError
@@ -38,7 +38,10 @@ _CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "preview", "timeout
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A right body of a new request; `inputs` are those its parameters name."""
+    """A right body of a new request.
+
+    `inputs` are those its parameters name; `given` are all fields, those of a dialect too.
+    """
 
     model: ServedModel
     parameters: Parameters
@@ -49,6 +52,7 @@ class NewRequest:
     webhook: Webhook | None
     inputs: Inputs
     affinity_key: str
+    given: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +76,30 @@ class BodyReader:
     catalog: Catalog
     settings: Settings
 
-    def new(self, body: Mapping[str, Any], request_id: str) -> NewRequest:
+    def new(
+        self,
+        body: Mapping[str, Any],
+        request_id: str,
+        schema: RequestBodySchema | None = None,
+    ) -> NewRequest:
         """Read the body of a new request, which is to have that id.
+
+        Another `schema` reads another dialect; what it has beyond a request is handed back.
 
         Raises:
             InvalidRequest: One or more fields are wrong; all are named.
             NoReadyReplica: No replica has loaded the model yet.
         """
-        given, details = _shaped(body, RequestBodySchema())
+        schema = schema or RequestBodySchema()
+        try:
+            return self._new(body, request_id, schema)
+        except InvalidRequest as refused:
+            raise _refusal(_in_words_of(schema, body, refused.details)) from None
+
+    def _new(
+        self, body: Mapping[str, Any], request_id: str, schema: RequestBodySchema
+    ) -> NewRequest:
+        given, details = _shaped(body, schema)
         details += _refused_seconds(given)
         details += _refused_webhook(given, self.settings)
         try:
@@ -87,6 +107,7 @@ class BodyReader:
         except InvalidRequest as unknown:
             wrong_already = any(detail.param == "model" for detail in details)
             raise _refusal([*details, *(() if wrong_already else unknown.details)]) from None
+        details += schema.adapt(given, model)
         inputs, wrong = Inputs.read(given, request_id, self.settings.max_input_pixels)
         details += wrong
         values = complete({**_parameters_of(given), **inputs.names}, model, self.settings)
@@ -101,6 +122,7 @@ class BodyReader:
             webhook=_webhook(given.get("webhook")),
             inputs=inputs,
             affinity_key=given.get("affinity_key", ""),
+            given=given,
         )
 
     def edit(self, body: Mapping[str, Any], request: Request) -> Edit:
@@ -225,5 +247,21 @@ def _refuse_by_state(body: Mapping[str, Any], request: Request) -> None:
         )
 
 
-def _refusal(details: list[FieldError]) -> InvalidRequest:
+def _in_words_of(
+    schema: RequestBodySchema, body: Mapping[str, Any], details: Sequence[FieldError]
+) -> list[FieldError]:
+    """Name the fields as the client did: a schema may know a parameter by another name."""
+    aliases = {native: alias for alias, native in schema.aliases.items() if alias in body}
+    names = {**schema.words, **aliases}
+    own = {detail.param.partition("[")[0] for detail in details}
+    found = []
+    for detail in details:
+        base, bracket, rest = detail.param.partition("[")
+        # What is wrong under the client's name is not wrong once more under ours.
+        if schema.words.get(base) not in own:
+            found.append(replace(detail, param=names.get(base, base) + bracket + rest))
+    return found
+
+
+def _refusal(details: Sequence[FieldError]) -> InvalidRequest:
     return InvalidRequest.from_details(details, _HEADING)

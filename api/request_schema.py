@@ -21,7 +21,9 @@ from marshmallow import (
     validates_schema,
 )
 
+from api.catalog import ServedModel
 from api.input_images import WrongPicture, decode_data_url
+from configs.errors import FieldError
 from configs.field_types import OneOf
 from configs.refusal import UNKNOWN_KEY
 from routing.parameters import OUTPUT_FORMATS
@@ -40,7 +42,7 @@ def described(text: str, **more: Any) -> dict[str, Any]:
     return {"description": text, **more}
 
 
-class _Whole(fields.Integer):
+class WholeField(fields.Integer):
     """A whole number: neither text, nor true, nor 4.0."""
 
     def __init__(self, text: str, **more: Any) -> None:
@@ -52,7 +54,7 @@ class _Whole(fields.Integer):
         )
 
 
-class _Number(fields.Float):
+class NumberField(fields.Float):
     """A finite number: neither text nor true."""
 
     def __init__(self, text: str, **more: Any) -> None:
@@ -68,7 +70,9 @@ class _Number(fields.Float):
         return super()._deserialize(value, attr, data, **options)
 
 
-class _Text(fields.String):
+class TextField(fields.String):
+    """Text, and no number instead."""
+
     def __init__(self, text: str, *, required: bool = False, **more: Any) -> None:
         super().__init__(
             required=required,
@@ -77,7 +81,7 @@ class _Text(fields.String):
         )
 
 
-class _ShortText(_Text):
+class _ShortText(TextField):
     """Text as long as a name may be."""
 
     def __init__(self, text: str, **more: Any) -> None:
@@ -90,11 +94,11 @@ class _ShortText(_Text):
         return given
 
 
-class _Flag(fields.Boolean):
+class FlagField(fields.Boolean):
     """true or false, and no word or number instead."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(metadata=described(text))
+    def __init__(self, text: str, **more: Any) -> None:
+        super().__init__(metadata=described(text, **more))
 
     def _deserialize(self, value: Any, *_: Any, **__: Any) -> bool:
         if not isinstance(value, bool):
@@ -102,7 +106,7 @@ class _Flag(fields.Boolean):
         return value
 
 
-class _Size(fields.String):
+class SizeField(fields.String):
     """`"64x48"`, as (width, height)."""
 
     def _deserialize(self, value: Any, *_: Any, **__: Any) -> Any:
@@ -112,14 +116,14 @@ class _Size(fields.String):
         return int(match[1]), int(match[2])
 
 
-class _Image(fields.Field[bytes]):
+class ImageField(fields.Field[bytes]):
     """A data URL, or the bytes of a file in a form; as bytes."""
 
     def _deserialize(self, value: Any, *_: Any, **__: Any) -> bytes:
         return _image_bytes(value)
 
 
-class _Images(fields.Field[tuple[bytes, ...]]):
+class ImagesField(fields.Field[tuple[bytes, ...]]):
     """One picture or several, as a tuple."""
 
     def _deserialize(self, value: Any, *_: Any, **__: Any) -> tuple[bytes, ...]:
@@ -172,7 +176,9 @@ def _fault(name: str, text: Any) -> str | None:
 class WebhookSchema(Schema):
     """Where a client wants to be told of what."""
 
-    url = _Text("Where to POST; https, or http.", required=True, example="https://me.example/hook")
+    url = TextField(
+        "Where to POST; https, or http.", required=True, example="https://me.example/hook"
+    )
     events = fields.List(
         OneOf(*WEBHOOK_EVENTS),
         validate=validate.Length(min=1, error="is empty; name one, or leave it out"),
@@ -194,61 +200,63 @@ class RequestBodySchema(Schema):
 
         unknown: ClassVar[str] = EXCLUDE
 
-    model = _Text("Which model; may be left out where there is only one.", example="tiny")
-    task = _Text(
+    model = TextField("Which model; may be left out where there is only one.", example="tiny")
+    task = TextField(
         "What the pipeline is to do; picked from the inputs where it is left out: `inpaint` with a "
         "mask, a task with image input where there is an image, else one from text alone."
     )
-    prompt = _Text("What the output should show.", required=True, example="a red circle")
-    negative_prompt = _Text("What it should not show.")
-    width = _Whole("Pixels; a multiple of the model's size multiple.", minimum=1)
-    height = _Whole("Pixels; a multiple of the model's size multiple.", minimum=1)
-    size = _Size(
+    prompt = TextField("What the output should show.", required=True, example="a red circle")
+    negative_prompt = TextField("What it should not show.")
+    width = WholeField("Pixels; a multiple of the model's size multiple.", minimum=1)
+    height = WholeField("Pixels; a multiple of the model's size multiple.", minimum=1)
+    size = SizeField(
         metadata=described("Width and height in one, instead of the two.", example="64x64")
     )
-    num_inference_steps = _Whole("Denoising steps.", minimum=1)
-    guidance_scale = _Number("Weight of the prompt (classifier-free guidance).", minimum=0)
-    true_cfg_scale = _Number("The same, for guidance-distilled families.", minimum=0)
-    num_outputs_per_prompt = _Whole("How many outputs; output k has seed + k.", minimum=1)
-    seed = _Whole(
+    num_inference_steps = WholeField("Denoising steps.", minimum=1)
+    guidance_scale = NumberField("Weight of the prompt (classifier-free guidance).", minimum=0)
+    true_cfg_scale = NumberField("The same, for guidance-distilled families.", minimum=0)
+    num_outputs_per_prompt = WholeField("How many outputs; output k has seed + k.", minimum=1)
+    seed = WholeField(
         "Seed of output 0; the last output's may be 2^63 - 1 at most. Drawn, and shown in the "
         "answer, where none is given.",
         minimum=0,
     )
-    scheduler = _Text("Noise scheduler by class name; the model's own where none is given.")
-    image = _Images(
+    scheduler = TextField("Noise scheduler by class name; the model's own where none is given.")
+    image = ImagesField(
         metadata=described(
             "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a "
             "form. Width and height follow the first one where neither is given.",
             anyOf=[_DATA_URL, {"type": "array", "items": _DATA_URL, "minItems": 1}],
         )
     )
-    mask_image = _Image(
-        metadata=described("What to paint anew is white in it; as large as `image`.", **_DATA_URL)
+    mask_image = ImageField(
+        metadata=described(
+            "What to paint anew is white or transparent in it; as large as `image`.", **_DATA_URL
+        )
     )
-    strength = _Number(
+    strength = NumberField(
         "How much of the first image is made anew: 1 all of it, with all steps.",
         minimum=0,
         maximum=1,
     )
-    num_frames = _Whole(
+    num_frames = WholeField(
         "Frames of a video: 1 and a multiple of the model's `frames_step` more.", minimum=1
     )
-    fps = _Number("Frames in a second of a video.", minimum=1, maximum=120)
+    fps = NumberField("Frames in a second of a video.", minimum=1, maximum=120)
     output_format = OneOf(
         *OUTPUT_FORMATS,
         metadata=described("File format of the outputs; png, or mp4 for videos, by default."),
     )
-    output_compression = _Whole("Quality of jpeg and webp.", minimum=0, maximum=100)
-    deterministic = _Flag("Run alone, so that the bytes are equal on any replica.")
-    preview = _Flag("Show small pictures of it in its events while it runs.")
+    output_compression = WholeField("Quality of jpeg and webp.", minimum=0, maximum=100)
+    deterministic = FlagField("Run alone, so that the bytes are equal on any replica.")
+    preview = FlagField("Show small pictures of it in its events while it runs.")
     priority = OneOf(*Priority, metadata=described("Place in the line.", default="normal"))
     affinity_key = _ShortText(
         "Requests of one key go to one replica while it is ready and its line is not full.",
         example="user-42",
     )
-    expires_in = _Number("Seconds within which it must start.", minimum=0)
-    timeout = _Number("Seconds it may run.", minimum=0)
+    expires_in = NumberField("Seconds within which it must start.", minimum=0)
+    timeout = NumberField("Seconds it may run.", minimum=0)
     webhook = fields.Nested(
         WebhookSchema(unknown=EXCLUDE),
         metadata=described("Tell an address of yours what becomes of it (Standard Webhooks)."),
@@ -261,6 +269,14 @@ class RequestBodySchema(Schema):
             f"{_MAX_VALUE} characters), handed back as they are."
         ),
     )
+
+    # Parameters by the names that a dialect has for them, and may have besides.
+    words: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
+        """Make the fields of a dialect into those of a request; return what is wrong with them."""
+        return []
 
     @pre_load
     def _drop_nulls(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
@@ -280,7 +296,7 @@ class RequestBodySchema(Schema):
 class RequestEditSchema(RequestBodySchema):
     """What `PATCH /v1/requests/{id}` takes; null puts the default back (not for `expires_in`)."""
 
-    prompt = _Text("What the output should show.")
+    prompt = TextField("What the output should show.")
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -63,7 +63,8 @@ def submit() -> Answer:
     service = current_service()
     key, seconds = idempotency_key(), preferred_wait(service.settings.max_wait_s)
     body = read_body(RequestBodySchema())
-    request, created, place, _ = submit_body(service, body, key)
+    accepted = submit_body(service, body, key=key).accepted
+    request, created, place, _ = accepted
     headers = {"Location": request_url(request.id)}
     applied: dict[str, str] = {}
     try:

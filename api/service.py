@@ -12,6 +12,7 @@ from flask import Flask, current_app
 from redis import Redis
 
 from api.catalog import Catalog
+from api.client_watch import ClientWatch
 from api.held_calls import HeldCalls
 from configs.settings import Settings
 from configs.stages import StageConfig, load_stages
@@ -34,6 +35,7 @@ class Service:
     catalog: Catalog
     changes: Changes
     held_calls: HeldCalls
+    clients: ClientWatch
     sweeper: Sweeper
 
     @classmethod
@@ -57,18 +59,21 @@ class Service:
             catalog=Catalog(stages, router.registry),
             changes=changes,
             held_calls=HeldCalls(router.store, changes, settings.max_long_polls),
+            clients=ClientWatch(),
             sweeper=Sweeper(sweep, settings.sweep_s, settings.heartbeat_expiry_s),
         )
 
     def start(self) -> None:
         """Start the threads; each process does so after it was forked."""
         self.changes.start()
+        self.clients.start()
         self.sweeper.start()
 
     def stop(self) -> None:
         """Let the held calls go, end the threads and close the connections."""
         self.held_calls.close()
         self.changes.stop()
+        self.clients.stop()
         self.sweeper.stop()
         self.router.broker.close()
         self.redis.close()

@@ -7,25 +7,59 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from api.input_files import stored
 from api.json_body import fingerprint
 from api.request_body import BodyReader
+from api.request_schema import RequestBodySchema
 from api.service import Service
 from routing.request_store import Accepted, Submission
 
 
-def submit_body(service: Service, body: Mapping[str, Any], key: str = "") -> Accepted:
+def new_request_id() -> str:
+    """Return an id that no request has."""
+    return f"req_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of a submit.
+
+    Attributes:
+        accepted: The record and whether it is new, as the router answered.
+        given: All fields of the body, those too that only the call itself reads.
+    """
+
+    accepted: Accepted
+    given: Mapping[str, Any]
+
+
+def submit_body(
+    service: Service,
+    body: Mapping[str, Any],
+    *,
+    key: str = "",
+    schema: RequestBodySchema | None = None,
+    request_id: str | None = None,
+) -> Submitted:
     """Submit what a body asks for.
 
-    `key` is the client's own name for the submit; the same one with the same body is one request.
+    Args:
+        service: Where to.
+        body: The fields, as `schema` has them.
+        key: The client's own name for the submit: the same one with the same body is one request.
+        schema: The dialect of the body; None for a native one.
+        request_id: Id that a new request is to have; None for any.
 
     Raises:
         ServingError: As :meth:`BodyReader.new` and :meth:`Router.submit`; nothing is recorded.
     """
-    request_id = f"req_{secrets.token_hex(12)}"
-    new = BodyReader(service.catalog, service.settings).new(body, request_id)
+    request_id = request_id or new_request_id()
+    new = BodyReader(service.catalog, service.settings).new(body, request_id, schema)
+    aliases = schema.aliases if schema else {}
+    native = {aliases.get(name, name): value for name, value in body.items()}
     submission = Submission(
         id=request_id,
         stage=new.model.stage,
@@ -38,11 +72,11 @@ def submit_body(service: Service, body: Mapping[str, Any], key: str = "") -> Acc
         affinity_key=new.affinity_key,
         webhook=new.webhook,
         idempotency_key=key,
-        fingerprint=fingerprint({**body, **new.inputs.digests}),
+        fingerprint=fingerprint({**native, **new.inputs.digests}),
     )
     outputs = service.router.outputs
     with stored(outputs, new.inputs.files):
         accepted = service.router.submit(submission)
     if not accepted.created and new.inputs.files:
         outputs.remove(request_id)
-    return accepted
+    return Submitted(accepted, new.given)

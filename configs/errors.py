@@ -129,6 +129,12 @@ class IdempotencyMismatch(Conflict):
     code = "idempotency_key_reused"
 
 
+class RequestCanceled(Conflict):
+    """Raised by a call that waited for a request which was canceled meanwhile."""
+
+    code = "canceled"
+
+
 class TooLarge(ServingError):
     """Raised when a body or an image in it is above the size limit."""
 
@@ -164,10 +170,26 @@ class StoreUnavailable(Unavailable):
     code = "store_unavailable"
 
 
+class RequestExpired(Unavailable):
+    """Raised by a call that waited for a request which did not start by the time it had to."""
+
+    code = "expired"
+
+
 class GenerationError(ServingError):
     """Base of what goes wrong on a replica; recorded as the failure of the request."""
 
     code = "generation_error"
+
+    @classmethod
+    def of_code(cls, code: str, message: str) -> "GenerationError":
+        """Return the error of a recorded code; one that is not known here is the base."""
+        kinds = [cls]
+        for kind in kinds:
+            if kind.code == code:
+                return kind(message)
+            kinds.extend(kind.__subclasses__())
+        return cls(message)
 
 
 class ModelLoadFailed(GenerationError):

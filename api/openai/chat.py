@@ -1,0 +1,148 @@
+"""The call that asks for pictures as a chat and waits for them: `/v1/chat/completions`.
+
+Does not know how a request is run, nor how its client is watched (`api/awaited_request.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from flask_smorest import Blueprint
+from marshmallow import ValidationError
+
+from api.awaited_request import Ended, run_to_end
+from api.call_body import body_content
+from api.call_headers import idempotency_key
+from api.catalog import ServedModel
+from api.json_body import JSON
+from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
+from api.openai.images import KEY_PARAMETER
+from api.openai.measurements import Measurements
+from api.openai.messages import MessagesField
+from api.openai.objects import ChatAnswerSchema
+from api.openai.pictures import data_url_of
+from api.request_schema import FlagField, NumberField, described
+from api.service import Service, current_service
+from configs.errors import FieldError
+from routing.parameters import TASKS
+from routing.record import Request
+
+blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
+
+
+class _NoStream(FlagField):
+    """false only: a picture does not come in pieces of text."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> bool:
+        if super()._deserialize(value, *rest, **options):
+            raise ValidationError(
+                "is not served here; leave it out, or follow /v1/requests/{id}/events instead"
+            )
+        return False
+
+
+class ChatSchema(OpenAISchema):
+    """What `POST /v1/chat/completions` takes; all fields of a native request may stand beside."""
+
+    class Meta(OpenAISchema.Meta):
+        """What the messages say is not said again."""
+
+        exclude = ("prompt", "image")
+
+    tasks: ClassVar[frozenset[str]] = frozenset(TASKS)
+    product: ClassVar[str] = "pictures or videos"
+    aliases: ClassVar[Mapping[str, str]] = {
+        **OpenAISchema.aliases,
+        "cfg_scale": "true_cfg_scale",
+    }
+    words: ClassVar[Mapping[str, str]] = {"prompt": "messages", "image": "messages"}
+
+    messages = MessagesField(
+        required=True,
+        error_messages={"required": "is missing"},
+        metadata=described(
+            "Texts of the user's messages are the prompt, their image_url parts (data URLs) the "
+            "input images.",
+            type="array",
+            items={"type": "object"},
+            minItems=1,
+        ),
+    )
+    cfg_scale = NumberField("The same as true_cfg_scale.", minimum=0)
+    stream = _NoStream("Only false.")
+    modalities = IgnoredField()
+    stream_options = IgnoredField()
+    response_format = IgnoredField()
+    temperature = IgnoredField()
+    top_p = IgnoredField()
+    max_tokens = IgnoredField()
+    max_completion_tokens = IgnoredField()
+    frequency_penalty = IgnoredField()
+    presence_penalty = IgnoredField()
+    stop = IgnoredField()
+
+    def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
+        """Take prompt and pictures out of the messages."""
+        conversation = given.pop("messages", None)
+        if conversation is not None:
+            given["prompt"] = conversation.prompt
+            if conversation.images:
+                given["image"] = conversation.images
+        return super().adapt(given, model)
+
+
+@blueprint.route("/v1/chat/completions", methods=["POST"])
+@blueprint.doc(requestBody=body_content(ChatSchema, JSON), parameters=[KEY_PARAMETER])
+@blueprint.response(200, ChatAnswerSchema)
+def completions() -> dict[str, Any]:
+    """Make what the user asks for and wait; a client that closes the connection cancels."""
+    service = current_service()
+    key = idempotency_key()
+    schema = ChatSchema()
+    body = read_openai_body(schema, service.catalog)
+    return _answer(service, schema, run_to_end(service, body, schema, key))
+
+
+def _answer(service: Service, schema: ChatSchema, ended: Ended) -> dict[str, Any]:
+    request = ended.request
+    measured = Measurements.of(request, service.router.registry)
+    words = len(request.parameters.prompt.split())
+    made = len(request.outputs)
+    return {
+        "id": request.id,
+        "object": "chat.completion",
+        "created": int(request.finished_at or request.created_at),
+        "model": request.model,
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": [_part(service, request, index, measured) for index in range(made)],
+                },
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": words,
+            "completion_tokens": made,
+            "total_tokens": words + made,
+            "peak_memory_mb": measured.peak_memory_mb,
+        },
+        "metrics": measured.to_json(),
+        "stage_durations": measured.stage_durations,
+        "peak_memory_mb": measured.peak_memory_mb,
+        "warnings": [*request.warnings, *schema.left_aside(ended.given)],
+    }
+
+
+def _part(service: Service, request: Request, index: int, measured: Measurements) -> dict[str, Any]:
+    kind = "video_url" if request.parameters.makes_video else "image_url"
+    return {
+        "type": kind,
+        kind: {"url": data_url_of(service, request, index)},
+        "seed": request.outputs[index].seed,
+        "stage_durations": measured.stage_durations,
+        "peak_memory_mb": measured.peak_memory_mb,
+    }

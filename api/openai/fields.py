@@ -1,0 +1,149 @@
+"""Bodies in OpenAI's words: what all of them share, on top of a native request.
+
+A field may stand at the top or in an object `extra_body`, never in both. What OpenAI's clients send
+and has no meaning here is taken and named in the answer's `warnings`. Does not know single calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from marshmallow import ValidationError, fields
+
+from api.call_body import read_body
+from api.catalog import Catalog, ServedModel
+from api.input_checks import picked_task
+from api.request_schema import RequestBodySchema, SizeField, TextField, WholeField, described
+from configs.errors import FieldError, InvalidRequest, MalformedRequest
+from configs.field_types import OneOf
+from routing.parameters import IMAGE_FORMATS
+
+_EXTRA: Final = "extra_body"
+_ANY_MODEL: Final = "default"
+
+
+class IgnoredField(fields.Raw):
+    """A field without a meaning here; the answer's `warnings` name it."""
+
+    def __init__(self) -> None:
+        """Take any value."""
+        super().__init__(metadata=described("Taken and left aside; the answer's warnings say so."))
+
+
+class AutoSizeField(SizeField):
+    """`"64x48"`, or `auto` for the default."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> Any:
+        return None if value == "auto" else super()._deserialize(value, *rest, **options)
+
+
+class FormatField(OneOf):
+    """A picture format; `jpg` is `jpeg`."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> Any:
+        found = super()._deserialize(value, *rest, **options)
+        return "jpeg" if found == "jpg" else found
+
+
+class OpenAISchema(RequestBodySchema):
+    """A native request with the names that OpenAI's clients use."""
+
+    aliases: ClassVar[Mapping[str, str]] = {"n": "num_outputs_per_prompt"}
+    tasks: ClassVar[frozenset[str]]
+    product: ClassVar[str]
+
+    model = TextField("Which model; may be left out, or `default`, where there is only one.")
+    n = WholeField("How many outputs.", minimum=1)
+    size = AutoSizeField(
+        metadata=described("Width x height in pixels, or `auto`.", example="64x64")
+    )
+    output_format = FormatField(*IMAGE_FORMATS, "jpg", metadata=described("File format."))
+    user = IgnoredField()
+    safety_identifier = IgnoredField()
+    quality = IgnoredField()
+    style = IgnoredField()
+    moderation = IgnoredField()
+    generator_device = IgnoredField()
+    vae_use_slicing = IgnoredField()
+    vae_use_tiling = IgnoredField()
+
+    def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
+        """Keep the task among those that make what the call answers with."""
+        for alias, native in self.aliases.items():
+            if alias in given:
+                given[native] = given.pop(alias)
+        served = tuple(task for task in model.abilities.tasks if task in self.tasks)
+        if not served:
+            names = ", ".join(model.abilities.tasks)
+            reason = f"{model.name!r} makes no {self.product}; its tasks are {names}"
+            return [FieldError("model", reason)]
+        task = given.get("task")
+        if task is None:
+            given["task"] = picked_task(given, replace(model.abilities, tasks=served))
+        elif task in model.abilities.tasks and task not in served:
+            return [FieldError("task", f"{task} makes no {self.product}")]
+        return []
+
+    def left_aside(self, given: Mapping[str, Any]) -> list[str]:
+        """Return one sentence for each field that was given and has no meaning here."""
+        return [
+            f"{name} has no meaning here and was left aside"
+            for name, field in self.fields.items()
+            if isinstance(field, IgnoredField) and name in given
+        ]
+
+
+def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:
+    """Return the body of the call at hand, with what stood in `extra_body` beside the rest.
+
+    Raises:
+        MalformedRequest: It can not be read, or a field is given twice.
+        InvalidRequest: `extra_body` is no object.
+    """
+    body = joined(read_body(schema))
+    for alias, native in schema.aliases.items():
+        if alias in body and native in body:
+            raise _twice(alias, native)
+    if body.get("model") == _ANY_MODEL and _ANY_MODEL not in catalog.loaded():
+        del body["model"]
+    return body
+
+
+def joined(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields at the top and those in `extra_body` as one; null counts as not given.
+
+    Raises:
+        MalformedRequest: A field stands in both.
+        InvalidRequest: `extra_body` is no object.
+    """
+    found = {name: value for name, value in body.items() if value is not None}
+    extra = found.pop(_EXTRA, {})
+    if not isinstance(extra, dict):
+        raise InvalidRequest.from_details([FieldError(_EXTRA, "is not an object")])
+    for name, value in extra.items():
+        if value is None:
+            continue
+        if name in found:
+            raise _twice(name, f"{_EXTRA}.{name}")
+        found[name] = value
+    return found
+
+
+def _twice(name: str, other: str) -> MalformedRequest:
+    return MalformedRequest(
+        f"{name[:80]!r} is given more than once, as {name[:80]} and as {other[:80]}; give it once.",
+        param=name[:80],
+    )
+
+
+def text_of(value: Any, what: str) -> str:
+    """Return a text.
+
+    Raises:
+        marshmallow.ValidationError: It is none; the reason says `what`.
+    """
+    if not isinstance(value, str):
+        raise ValidationError(f"{what} is not text")
+    return value

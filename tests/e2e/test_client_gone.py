@@ -1,0 +1,128 @@
+"""A client that goes takes its request with it; clients that wait take nothing from the others."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from tests.e2e.service import Service
+from tests.waiting import wait_until
+
+LONG = 900  # steps: some seconds on the bundled model
+WAITING = 200
+
+
+def send(service: Service, path: str, **body: object) -> socket.socket:
+    """Make a call and leave its answer unread."""
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", service.port), timeout=30)
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def newest(service: Service, mark: str) -> Any:
+    """The request of that mark, once it is there."""
+
+    def look() -> Any:
+        listed = service.call("GET", "/v1/requests?limit=100").json["data"]
+        return next((each for each in listed if each["metadata"].get("mark") == mark), None)
+
+    return wait_until(look, 20, f"the request {mark}")
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/chat/completions"])
+def test_a_client_that_goes_cancels_its_running_request(service: Service, path: str) -> None:
+    mark = secrets.token_hex(4)
+    prompt: dict[str, object] = (
+        {"messages": [{"role": "user", "content": "a red circle"}]}
+        if "chat" in path
+        else {"prompt": "a red circle"}
+    )
+    connection = send(service, path, **prompt, num_inference_steps=LONG, metadata={"mark": mark})
+    request = service.at_step(newest(service, mark)["id"], 5)
+    connection.close()
+    ended = service.ended(request["id"])
+    assert ended["status"] == "canceled"
+    assert ended["progress"]["step"] < LONG
+
+
+def test_a_client_that_goes_cancels_its_waiting_request(service: Service) -> None:
+    running = [service.submit(num_inference_steps=LONG)["id"] for _ in range(4)]
+    mark = secrets.token_hex(4)
+    connection = send(
+        service, "/v1/images/generations", prompt="a", priority="low", metadata={"mark": mark}
+    )
+    request = newest(service, mark)
+    connection.close()
+    assert service.ended(request["id"])["status"] == "canceled"
+    for request_id in running:
+        service.call("POST", f"/v1/requests/{request_id}/cancel")
+
+
+def test_with_a_key_of_its_own_a_request_outlives_its_client(service: Service) -> None:
+    mark = secrets.token_hex(4)
+    data = json.dumps({"prompt": "a", "num_inference_steps": 200, "metadata": {"mark": mark}})
+    connection = socket.create_connection(("127.0.0.1", service.port), timeout=30)
+    connection.sendall(
+        (
+            "POST /v1/images/generations HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Content-Type: application/json\r\nIdempotency-Key: {mark}\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n{data}"
+        ).encode()
+    )
+    request = newest(service, mark)
+    connection.close()
+    assert service.ended(request["id"])["status"] == "succeeded"
+
+
+@pytest.fixture
+def idle_door(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    """A door of one process, with one replica that takes nothing."""
+    own = Service(
+        redis_url,
+        f"gone-{secrets.token_hex(4)}:",
+        tmp_path,
+        environ={"API_WORKERS": "1", "MAX_WAITING_PER_REPLICA": "1000"},
+    )
+    try:
+        own.start("replica0")
+        yield own
+    finally:
+        own.stop()
+
+
+def test_two_hundred_clients_that_wait_hold_up_nobody(idle_door: Service, redis_url: str) -> None:
+    # One long request keeps the replica, so that the others wait in its line.
+    busy = idle_door.submit(num_inference_steps=1000, deterministic=True, priority="high")["id"]
+    idle_door.at_step(busy, 1)
+    with ExitStack() as stack, Redis.from_url(redis_url) as redis:
+        before = len(redis.client_list())
+        for _ in range(WAITING):
+            stack.enter_context(
+                send(idle_door, "/v1/images/generations", prompt="a", num_inference_steps=1000)
+            )
+        wait_until(lambda: held(idle_door) > WAITING, 60, "all of them to wait")
+        assert idle_door.call("GET", "/health", timeout_s=5).status == 200
+        # All of them listen by the one connection of the process.
+        assert len(redis.client_list()) - before < 60
+    idle_door.call("POST", f"/v1/requests/{busy}/cancel")
+    wait_until(lambda: held(idle_door) == 0, 60, "all to be gone")
+    assert idle_door.call("GET", "/health", timeout_s=5).status == 200
+
+
+def held(service: Service) -> int:
+    """How many requests the replica has in its line or at work."""
+    replica = service.call("GET", "/v1/replicas/replica0").json
+    return int(replica["waiting"] + replica["running"])

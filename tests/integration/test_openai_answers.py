@@ -1,0 +1,263 @@
+"""What OpenAI's calls answer once a replica has done its part, where their clients look for it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from werkzeug.test import TestResponse
+
+from routing.record import Request
+from tests.integration.api_world import (
+    ABILITIES,
+    PIXELS,
+    Door,
+    PlayedReplica,
+    body_of,
+    error_of,
+)
+from tests.integration.spec import Spec
+from tests.pictures import data_url, picture
+from tests.waiting import wait_until
+
+RED = picture(48, 32)
+EDITING = replace(ABILITIES, tasks=("text-to-image", "image-to-image", "inpaint"), max_images=2)
+USER = [{"role": "user", "content": "a red circle"}]
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def editing(door: Door) -> PlayedReplica:
+    door.start()
+    replica = door.replica().load(EDITING)
+    replica.beat(memory_bytes=300 * MIB)
+    return replica
+
+
+@contextmanager
+def held(door: Door, send: Callable[[], TestResponse]) -> Iterator[Future[TestResponse]]:
+    """A call that waits; where the test fails it is let go."""
+    with ThreadPoolExecutor() as pool:
+        try:
+            yield pool.submit(send)
+        except BaseException:
+            door.service.held_calls.close()
+            raise
+
+
+def served(
+    door: Door,
+    replica: PlayedReplica,
+    send: Callable[[], TestResponse],
+    end: Callable[[Request], None] | None = None,
+) -> tuple[TestResponse, Request]:
+    """Make a call that waits, play the replica's part, and return the answer and the request."""
+    with held(door, send) as call:
+        wait_until(
+            lambda: call.done() or door.service.router.claims.waiting_at(replica.name),
+            10,
+            "the request",
+        )
+        assert not call.done(), call.result().get_data(as_text=True)
+        request = replica.claim()
+        (end or replica.succeed)(request)
+        return call.result(timeout=10), request
+
+
+def post(door: Door, path: str, **body: Any) -> Callable[[], TestResponse]:
+    return lambda: door.client.post(path, json=body)
+
+
+def test_generations(door: Door, editing: PlayedReplica) -> None:
+    answer, request = served(
+        door,
+        editing,
+        post(
+            door,
+            "/v1/images/generations",
+            prompt="a red circle",
+            model="default",
+            n=2,
+            size="96x64",
+            seed=5,
+            user="me",
+            quality="hd",
+            extra_body={"num_inference_steps": 7},
+        ),
+    )
+    assert answer.status_code == 200
+    body = body_of(answer)
+    parameters = request.parameters
+    assert (parameters.width, parameters.height, parameters.num_inference_steps) == (96, 64, 7)
+    assert parameters.num_outputs_per_prompt == 2
+    assert [base64.b64decode(each["b64_json"]) for each in body["data"]] == [PIXELS, PIXELS]
+    assert [each["seed"] for each in body["data"]] == [5, 6]
+    assert [each["url"] for each in body["data"]] == [None, None]
+    assert (body["size"], body["output_format"], body["model"]) == ("96x64", "png", "tiny")
+    assert body["usage"]["peak_memory_mb"] == 300.0
+    assert body["metrics"]["stage_durations"]["denoise"] == 0.5
+    assert [line.split()[0] for line in body["warnings"]] == ["user", "quality"]
+
+
+def test_urls_are_absolute_and_lead_to_the_files(door: Door, editing: PlayedReplica) -> None:
+    answer, request = served(
+        door,
+        editing,
+        post(door, "/v1/images/generations", prompt="a", response_format="url", size="auto"),
+    )
+    url = body_of(answer)["data"][0]["url"]
+    assert url == f"http://localhost/v1/requests/{request.id}/outputs/0"
+    assert door.get(url).data == PIXELS
+
+
+def test_edits_take_files_and_a_mask(door: Door, editing: PlayedReplica) -> None:
+    def send() -> TestResponse:
+        return door.client.post(
+            "/v1/images/edits",
+            data={
+                "prompt": "a red circle",
+                "image": (io.BytesIO(RED), "red.png"),
+                "mask": (io.BytesIO(RED), "mask.png"),
+                "n": "1",
+                "output_format": "jpg",
+                "output_compression": "80",
+                "bot_task": "think",
+            },
+            content_type="multipart/form-data",
+        )
+
+    answer, request = served(door, editing, send)
+    assert answer.status_code == 200
+    parameters = request.parameters
+    assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 48, 32)
+    assert (parameters.output_format, parameters.output_compression) == ("jpeg", 80)
+    assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was left aside"]
+
+
+def test_several_images_are_edited_together(door: Door, editing: PlayedReplica) -> None:
+    files = [(io.BytesIO(RED), "1.png"), (io.BytesIO(RED), "2.png")]
+    answer, request = served(
+        door,
+        editing,
+        lambda: door.client.post(
+            "/v1/images/edits",
+            data={"prompt": "a", "image[]": files},
+            content_type="multipart/form-data",
+        ),
+    )
+    assert answer.status_code == 200
+    assert len(request.parameters.image) == 2
+    assert request.parameters.task == "image-to-image"
+
+
+def test_chat(door: Door, editing: PlayedReplica) -> None:
+    content = [
+        {"type": "text", "text": "a red"},
+        {"type": "image_url", "image_url": {"url": data_url(RED)}},
+        {"type": "text", "text": "circle"},
+    ]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": content}]
+    answer, request = served(
+        door,
+        editing,
+        post(
+            door,
+            "/v1/chat/completions",
+            model="tiny",
+            messages=messages,
+            temperature=0.5,
+            extra_body={"height": 32, "width": 48, "num_outputs_per_prompt": 2, "cfg_scale": None},
+        ),
+    )
+    body = body_of(answer)
+    assert request.parameters.prompt == "a red circle"
+    assert request.parameters.task == "image-to-image"
+    assert body["object"] == "chat.completion"
+    parts = body["choices"][0]["message"]["content"]
+    assert len(parts) == 2
+    for part in parts:
+        assert part["type"] == "image_url"
+        assert part["image_url"]["url"] == data_url(PIXELS)
+        assert part["peak_memory_mb"] == 300.0
+        assert set(part["stage_durations"]) == {"queued", "encode", "denoise", "decode"}
+        assert all(type(value) is float for value in part["stage_durations"].values())
+    for place in (body, body["usage"], body["metrics"]):
+        assert place["peak_memory_mb"] == 300.0
+    assert body["stage_durations"] == body["metrics"]["stage_durations"]
+    assert body["usage"]["prompt_tokens"] == 3
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+def test_answers_are_as_the_spec_says(door: Door, editing: PlayedReplica) -> None:
+    spec = Spec(body_of(door.get("/openapi.json")))
+    path = "/v1/images/generations"
+    answer, _ = served(door, editing, post(door, path, prompt="a"))
+    schema = spec.answer_schema("post", path, 200)
+    assert schema is not None
+    assert list(spec.differences(body_of(answer), schema)) == []
+    path = "/v1/chat/completions"
+    answer, _ = served(door, editing, post(door, path, messages=USER))
+    schema = spec.answer_schema("post", path, 200)
+    assert schema is not None
+    assert [
+        line for line in spec.differences(body_of(answer), schema) if "video_url" not in line
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/images/generations", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER})],
+)
+def test_ends_other_than_success(
+    door: Door, editing: PlayedReplica, path: str, body: dict[str, Any]
+) -> None:
+    answer, request = served(door, editing, post(door, path, **body), editing.fail)
+    assert answer.status_code == 500
+    assert error_of(answer)["code"] == "generation_failed"
+    assert error_of(answer)["message"] == f"Request {request.id} failed: The pipeline said no."
+    assert answer.headers["X-Should-Retry"] == "false"
+
+    answer, _ = served(door, editing, post(door, path, **body), editing.stop)
+    assert (answer.status_code, error_of(answer)["code"]) == (409, "canceled")
+    assert answer.headers["X-Should-Retry"] == "false"
+
+    def crash(request: Request) -> None:
+        editing.fail(request, "replica_crashed")
+
+    answer, _ = served(door, editing, post(door, path, **body), crash)
+    assert (answer.status_code, error_of(answer)["code"]) == (500, "replica_crashed")
+    assert answer.headers["X-Should-Retry"] == "true"
+
+
+def test_a_request_that_expires_answers_503(door: Door, editing: PlayedReplica) -> None:
+    with held(door, post(door, "/v1/images/generations", prompt="a", expires_in=0.01)) as call:
+        wait_until(door.service.router.claims.expire, 10, "the request to expire")
+        answer = call.result(timeout=10)
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "expired")
+
+
+def test_one_key_is_one_request(door: Door, editing: PlayedReplica) -> None:
+    def send() -> TestResponse:
+        return door.client.post(
+            "/v1/images/generations", json={"prompt": "a"}, headers={"Idempotency-Key": "k"}
+        )
+
+    first, request = served(door, editing, send)
+    again = send()
+    assert body_of(again)["id"] == body_of(first)["id"] == request.id
+
+
+def test_a_closing_door_lets_go_and_cancels(door: Door, editing: PlayedReplica) -> None:
+    with held(door, post(door, "/v1/images/generations", prompt="a")) as call:
+        wait_until(lambda: door.service.router.claims.waiting_at(editing.name), 10, "the request")
+        door.service.held_calls.close()
+        answer = call.result(timeout=10)
+    assert answer.status_code == 503
+    assert "Retry-After" in answer.headers
+    assert body_of(door.get("/v1/requests"))["data"][0]["status"] == "canceled"
