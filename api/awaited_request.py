@@ -141,9 +141,7 @@ def _raise_unless_succeeded(request: Request) -> None:
         case Status.CANCELED:
             raise RequestCanceled(f"Request {request.id} was canceled.")
         case Status.EXPIRED:
-            raise RequestExpired(
-                f"Request {request.id} did not start by the time it had to.", retry_after=_RETRY_S
-            )
+            raise RequestExpired(f"Request {request.id} did not start by the time it had to.")
     code, message = (
         (request.error.code, request.error.message) if request.error else ("", "no reason is known")
     )

@@ -135,6 +135,12 @@ class RequestCanceled(Conflict):
     code = "canceled"
 
 
+class RequestExpired(Conflict):
+    """Raised by a call that waited for a request which did not start by the time it had to."""
+
+    code = "expired"
+
+
 class TooLarge(ServingError):
     """Raised when a body or an image in it is above the size limit."""
 
@@ -168,12 +174,6 @@ class StoreUnavailable(Unavailable):
     """Raised when Redis does not answer, so that nothing can be recorded or looked up."""
 
     code = "store_unavailable"
-
-
-class RequestExpired(Unavailable):
-    """Raised by a call that waited for a request which did not start by the time it had to."""
-
-    code = "expired"
 
 
 class GenerationError(ServingError):

@@ -235,11 +235,11 @@ def test_ends_other_than_success(
     assert answer.headers["X-Should-Retry"] == "true"
 
 
-def test_a_request_that_expires_answers_503(door: Door, editing: PlayedReplica) -> None:
+def test_a_request_that_expires_answers_409(door: Door, editing: PlayedReplica) -> None:
     with held(door, post(door, "/v1/images/generations", prompt="a", expires_in=0.01)) as call:
         wait_until(door.service.router.claims.expire, 10, "the request to expire")
         answer = call.result(timeout=10)
-    assert (answer.status_code, error_of(answer)["code"]) == (503, "expired")
+    assert (answer.status_code, error_of(answer)["code"]) == (409, "expired")
 
 
 def test_one_key_is_one_request(door: Door, editing: PlayedReplica) -> None:
