@@ -18,7 +18,7 @@ from api.input_checks import picked_task
 from api.request_schema import RequestBodySchema, SizeField, TextField, WholeField, described
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.field_types import OneOf
-from routing.parameters import IMAGE_FORMATS
+from routing.parameters import OUTPUT_FORMATS
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"
@@ -40,7 +40,7 @@ class AutoSizeField(SizeField):
 
 
 class FormatField(OneOf):
-    """A picture format; `jpg` is `jpeg`."""
+    """A file format; `jpg` is `jpeg`."""
 
     def _deserialize(self, value: Any, *rest: Any, **options: Any) -> Any:
         found = super()._deserialize(value, *rest, **options)
@@ -59,7 +59,7 @@ class OpenAISchema(RequestBodySchema):
     size = AutoSizeField(
         metadata=described("Width x height in pixels, or `auto`.", example="64x64")
     )
-    output_format = FormatField(*IMAGE_FORMATS, "jpg", metadata=described("File format."))
+    output_format = FormatField(*OUTPUT_FORMATS, "jpg", metadata=described("File format."))
     user = IgnoredField()
     safety_identifier = IgnoredField()
     quality = IgnoredField()

@@ -22,6 +22,15 @@ from tests.pictures import data_url, picture
 
 RED = picture(48, 32)
 EDITING = replace(ABILITIES, tasks=("text-to-image", "image-to-image", "inpaint"), max_images=2)
+VIDEO = replace(
+    ABILITIES,
+    tasks=("text-to-video", "image-to-video"),
+    max_images=1,
+    default_frames=9,
+    frames_step=4,
+    max_frames=33,
+    default_fps=8.0,
+)
 ROUTES = ("generations", "edits", "chat", "native")
 
 
@@ -189,7 +198,7 @@ def test_a_chat_has_messages_and_no_prompt(door: Door, editing: PlayedReplica) -
 
 def test_a_model_that_makes_videos_makes_no_pictures(door: Door) -> None:
     door.service.held_calls.close()
-    door.replica().load(replace(ABILITIES, tasks=("text-to-video",)))
+    door.replica().load(VIDEO)
     wrong = wrong_fields(call(door, "generations"))
     assert wrong == {"model": "'tiny' makes no pictures; its tasks are text-to-video"}
 
