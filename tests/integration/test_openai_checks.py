@@ -200,7 +200,9 @@ def test_a_model_that_makes_videos_makes_no_pictures(door: Door) -> None:
     door.service.held_calls.close()
     door.replica().load(VIDEO)
     wrong = wrong_fields(call(door, "generations"))
-    assert wrong == {"model": "'tiny' makes no pictures; its tasks are text-to-video"}
+    assert wrong == {
+        "model": "'tiny' makes no pictures; its tasks are text-to-video, image-to-video"
+    }
 
 
 def test_nothing_that_is_refused_is_queued(door: Door, editing: PlayedReplica) -> None:
