@@ -10,12 +10,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from redis.exceptions import RedisError
 
 from configs.errors import ServingError
 from routing.changes import Changes, Subscription
 from routing.record import Request
 from routing.request_store import RequestStore
+
+_AWAY_S: Final = (
+    5.0  # the stream of changes wakes everybody when Redis is back; in case it does not
+)
 
 
 class TooManyWaits(ServingError):
@@ -46,20 +52,25 @@ class HeldCalls:
     def wait(self, request: Request, seconds: float) -> Request:
         """Return the request once it has ended, or as it stands after `seconds`, or when closing.
 
+        Redis may go away and come back meanwhile; then it is the request as it was last known.
+
         Raises:
             TooManyWaits: The limit is reached.
             NotFound: The record was removed meanwhile.
-            redis.RedisError: Redis did not answer.
         """
         deadline = time.monotonic() + seconds
         with self.hold(request.id, only_end=True) as subscription:
             while True:
                 # Read after subscribing: an end between the two would otherwise be missed.
-                request = self._store.get(request.id)
+                pause_s = seconds
+                try:
+                    request = self._store.get(request.id)
+                except RedisError:
+                    pause_s = _AWAY_S
                 left = deadline - time.monotonic()
                 if request.is_terminal or left <= 0 or self._closed:
                     return request
-                subscription.wait(left)
+                subscription.wait(min(left, pause_s))
 
     @property
     def closed(self) -> bool:

@@ -6,11 +6,13 @@ From here a request goes on to `routing/router.py`. Does not know how a body is 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
 from flask import Response
 from flask_smorest import Blueprint
+from redis.exceptions import RedisError
 
 from api.call_body import body_content, read_body
 from api.call_headers import IDEMPOTENCY_KEY, idempotency_key, preferred_wait
@@ -74,8 +76,10 @@ def submit() -> Answer:
         # It is accepted: an answer without Preference-Applied says that nobody waited.
         pass
     status = 202 if created and not request.is_terminal else 200
-    shown = _shown(service, request) if applied else _placed(service, request, place)
-    return shown, status, headers
+    if applied:
+        with suppress(RedisError):  # it is accepted, and that is to be said
+            place = service.router.lists.place(request)
+    return _placed(service, request, place), status, headers
 
 
 @blueprint.route("/v1/requests/<request_id>", methods=["GET"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -73,6 +74,38 @@ def test_a_submit_is_answered_in_time_while_redis_hangs_and_all_is_well_after(
     assert body_of(held)["status"] == "queued"
     replica.succeed(replica.claim())
     assert body_of(door.get(f"/v1/requests/{before}", Prefer="wait=20"))["status"] == "succeeded"
+
+
+def test_a_held_call_outlives_redis_hanging(
+    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+) -> None:
+    door = open_door(own_settings).start()
+    replica = door.replica().load()
+    request_id = door.submitted()["id"]
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(door.get, f"/v1/requests/{request_id}", Prefer="wait=50")
+        wait_until(lambda: door.service.held_calls.count == 1, BACK_S, "the call to be held")
+        own_redis.freeze()
+        # The reader of changes gives its connection up meanwhile, and finds a new one.
+        until = time.monotonic() + 5
+        wait_until(lambda: time.monotonic() > until, 10, "more than every timeout")
+        own_redis.thaw()
+        replica.succeed(replica.claim())
+        assert body_of(held.result(BACK_S))["status"] == "succeeded"
+
+
+def test_a_submit_that_waits_is_answered_though_redis_went_away(
+    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+) -> None:
+    """It was accepted, and nothing may take that back."""
+    door = open_door(own_settings).start()
+    door.replica().load()
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(door.submit, {"Prefer": "wait=3"})
+        wait_until(lambda: door.service.held_calls.count == 1, BACK_S, "the call to be held")
+        own_redis.stop()
+        answer = held.result(BACK_S)
+    assert (answer.status_code, body_of(answer)["status"]) == (202, "queued")
 
 
 def test_redis_that_went_and_came_back_serves_again(
