@@ -13,7 +13,7 @@ REPLICAS ?= 1,2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format chaos bench sweep engine pictures clean
+.PHONY: help serve test lint format chaos soak bench sweep engine pictures clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -40,6 +40,9 @@ format: $(VENV)/dev.stamp ## put the code into its form
 
 chaos: $(VENV)/dev.stamp ## kill replicas, Redis and API under load, at length; prints a table
 	@exec env CHAOS_REQUESTS=200 $(RUN) -m pytest tests/chaos -s
+
+soak: $(VENV)/dev.stamp ## 500 requests through one service; prints what memory they cost
+	@exec env SOAK_REQUESTS=500 $(RUN) -m pytest tests/e2e/test_soak.py -s
 
 bench: $(VENV)/bench.stamp ## measure the running service: throughput, latency, each replica
 	@exec $(RUN) -m scripts.diffusion_benchmark_serving --port $(PORT) $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import secrets
 from collections import Counter
 from collections.abc import Iterator
@@ -15,19 +16,20 @@ LIGHT, HEAVY = 100, 400  # steps; long enough that nothing ends while they are s
 
 
 @pytest.fixture(scope="module")
-def by_work(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service whose API routes by work; its replicas are those of the bundled stage file."""
-    service = Service(
-        redis_url,
-        f"policies-{secrets.token_hex(4)}:",
+def by_work(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A second API before the same replicas, which routes by work."""
+    other = Service(
+        service.redis_url,
+        service.redis_prefix,
         tmp_path_factory.mktemp("policies"),
         environ={"ROUTING_POLICY": "least_work"},
     )
+    other.outputs = service.outputs
     try:
-        service.start("replica0", "replica1")
-        yield service
+        other.start_api()
+        yield other
     finally:
-        service.stop()
+        other.stop()
 
 
 def _largest_share(service: Service) -> int:
@@ -81,3 +83,26 @@ def test_a_key_is_remembered_as_long_as_the_record(by_work: Service) -> None:
     assert anew.status == 202
     assert anew.json["id"] != first
     by_work.ended(anew.json["id"])
+
+
+def test_a_body_without_a_length_is_bounded_too(by_work: Service) -> None:
+    """Sent in chunks, it is refused once it is larger than a body may be."""
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(64):
+            sent += 1
+            yield b"x" * 2**20
+
+    connection = http.client.HTTPConnection("127.0.0.1", by_work.port, timeout=60)
+    headers = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    try:
+        connection.request("POST", "/v1/requests", chunks(), headers, encode_chunked=True)
+        assert connection.getresponse().status == 413
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # it hung up before it was told all
+    finally:
+        connection.close()
+    assert sent < 64
+    assert by_work.call("GET", "/health").status == 200

@@ -7,7 +7,7 @@ from redis import Redis
 
 from configs.settings import Settings
 from routing.claims import MustRunAlone
-from routing.record import Outcome, Status
+from routing.record import Outcome, Priority, Status
 from routing.replica import ReplicaState
 from tests.integration.routing_world import World
 
@@ -239,3 +239,17 @@ def test_a_suspect_runs_alone_and_is_not_blamed(world: World) -> None:
     first = world.claim("replica0")
     assert first is not None
     assert first.id == other.id
+
+
+def test_what_is_moved_keeps_its_place_by_priority_and_age(world: World) -> None:
+    world.start("replica0")
+    low, normal, high = (
+        world.submit(priority=priority)
+        for priority in (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+    )
+    world.start("replica1")
+    world.start("replica0", ReplicaState.FAILED)
+    later = [world.submit(priority=priority) for priority in (Priority.NORMAL, Priority.HIGH)]
+    world.sweep.run()
+    order = [claimed.id for _ in range(5) if (claimed := world.claim("replica1"))]
+    assert order == [high.id, later[1].id, normal.id, later[0].id, low.id]
