@@ -73,6 +73,11 @@ class DeviceChunk:
         _logger.info("%d denoiser copies share the rows of each call", count)
         return cls(lanes)
 
+    @property
+    def holds_all_weights(self) -> bool:
+        """Whether all copies of the weights are in this process, where they can be changed."""
+        return self._ranks is None
+
     def watch(self, on_fault: Callable[[str], None]) -> None:
         """Call `on_fault` with the reason once the devices can work no more."""
         if self._ranks is not None:

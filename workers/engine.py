@@ -185,7 +185,7 @@ class Engine:
             with self._precision.usual(tell):
                 return self._generate(parameters, observer, inputs)
         except NonFiniteOutput as error:
-            if not self._precision.can_rise:
+            if not (self._chunk.holds_all_weights and self._precision.can_rise):
                 raise
             first = str(error)
         logger.warning("%s; once more in float32", first)
@@ -194,6 +194,8 @@ class Engine:
                 made = self._generate(parameters, observer, inputs)
         except NonFiniteOutput as error:
             raise NonFiniteOutput(f"{error} (in float32 too)") from None
+        except DeviceLost:
+            raise
         except Exception as error:
             if is_device_lost(error, self._pipe.device.type):
                 raise

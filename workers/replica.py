@@ -239,6 +239,7 @@ class Replica:
         if self._error is None:
             self._error = f"{why}; the process was ended"
             self._stopping, self._state = True, ReplicaState.DRAINING
+            self._runner.closed.set()
             self._heartbeat.beat_now()
             threading.Thread(target=self._end_without_device, name="end", daemon=True).start()
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from configs.errors import NonFiniteOutput
+from configs.errors import DeviceLost, NonFiniteOutput
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder
 from tests.waiting import wait_until
 from workers.abilities import inspect_abilities
+from workers.device_chunk import DeviceChunk
 from workers.engine import Engine
 from workers.observer import Interrupted
 from workers.pipeline_loader import load_pipeline
@@ -212,4 +213,32 @@ def test_weights_that_can_not_be_changed_are_left_as_they_are(parameters: MakePa
     engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)))
     engine._pipe.unet.register_buffer("elsewhere", torch.empty(1, device="meta"))
     with pytest.raises(NonFiniteOutput, match=r"the denoiser gave NaN or infinity; another"):
+        engine.generate(parameters(), Recorder())
+
+
+class _Elsewhere(DeviceChunk):
+    """A chunk whose other ranks hold weights of their own."""
+
+    holds_all_weights = False
+
+
+def test_weights_that_other_ranks_hold_too_are_left_as_they_are(parameters: MakeParameters):
+    engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)))
+    engine._chunk = _Elsewhere()
+    with pytest.raises(NonFiniteOutput, match=r"the denoiser gave NaN or infinity; another"):
+        engine.generate(parameters(), Recorder())
+
+
+def test_a_device_that_is_lost_in_float32_is_no_bad_output(parameters: MakeParameters):
+    def lose(pipe: Any) -> None:
+        _spoil(pipe, (torch.float16,))
+
+        def fail(_module: Any, arguments: tuple[Any, ...]) -> None:
+            if arguments[0].dtype == torch.float32:
+                raise DeviceLost("rank 1 of 2 ended with exit code 1")
+
+        pipe.unet.conv_in.register_forward_pre_hook(fail)
+
+    engine = _engine("float16", lose)
+    with pytest.raises(DeviceLost, match="rank 1"):
         engine.generate(parameters(), Recorder())

@@ -1,0 +1,128 @@
+"""Wake-ups that come twice, come to nobody or are lost, and cancels that a dying process never saw.
+
+The checks of the measured facts about Celery and Redis that concern a single replica.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from configs.settings import Settings
+from routing.router import Router
+from tests.chaos.history import History
+from tests.e2e.service import Service
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+LONG = 900
+
+
+@pytest.fixture
+def redis(service: Service) -> Iterator[Redis]:
+    with Redis.from_url(service.redis_url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+def router(service: Service, redis: Redis) -> Iterator[Router]:
+    """The sending side, over the service's own Redis."""
+    settings = Settings(
+        redis_url=service.redis_url,
+        redis_prefix=service.redis_prefix,
+        outputs_url=f"file://{service.outputs}",
+    )
+    router = Router.open(settings, redis)
+    yield router
+    router.broker.close()
+
+
+@pytest.fixture
+def busy(service: Service) -> Iterator[Any]:
+    """A long request that keeps replica0 at work until it is canceled."""
+    request = service.submit_to("replica0", "a red circle", num_inference_steps=LONG)
+    service.at_step(request["id"], 1)
+    yield request
+    _cancel(service, request)
+    service.ended(request["id"])
+
+
+def _cancel(service: Service, request: Any) -> int:
+    return service.call("POST", f"/v1/requests/{request['id']}/cancel").status
+
+
+def test_what_waits_lies_in_the_list_and_only_what_runs_is_out(
+    service: Service, redis: Redis, busy: Any
+) -> None:
+    before = redis.llen(f"{service.redis_prefix}replica0")
+    waiting = [service.submit_to("replica0", "a blue star") for _ in range(3)]
+    assert redis.llen(f"{service.redis_prefix}replica0") >= before + 3
+    assert service.wait_for("replica0", "ready")["running"] == 1
+    for request in waiting:
+        assert _cancel(service, request) == 200
+
+
+def test_wake_ups_that_got_lost_are_made_good(service: Service, redis: Redis, busy: Any) -> None:
+    """As after a process that died between taking a message and claiming its request."""
+    waiting = [service.submit_to("replica0", "a blue star") for _ in range(2)]
+    redis.delete(f"{service.redis_prefix}replica0")
+    _cancel(service, busy)
+    for request in waiting:
+        ended = service.ended(request["id"])
+        assert (ended["status"], ended["replica"], ended["attempt"]) == ("succeeded", "replica0", 1)
+
+
+def test_a_request_that_was_moved_and_whose_new_replica_was_never_told_runs(
+    service: Service, router: Router, busy: Any
+) -> None:
+    """As where the process that moves it dies between the record and the message."""
+    waiting = service.submit_to("replica0", "a blue star")
+    move = router.claims.move_waiting(router.store.get(waiting["id"]))
+    assert move is not None
+    ended = service.ended(waiting["id"])
+    assert (ended["status"], ended["replica"], ended["attempt"]) == ("succeeded", "replica1", 2)
+
+
+def test_wake_ups_that_come_many_times_run_nothing_twice(
+    service: Service, redis: Redis, router: Router
+) -> None:
+    requests = [service.submit() for _ in range(2)]
+    for request in requests:
+        for _ in range(5):
+            assert router.broker.wake(request["replica"], request["id"], 1)
+    for request in requests:
+        assert service.ended(request["id"])["status"] == "succeeded"
+    wait_until(
+        lambda: (
+            redis.llen(f"{service.redis_prefix}replica0") == 0
+            and redis.llen(f"{service.redis_prefix}replica1") == 0
+        ),
+        20,
+        "all wake-ups to be taken",
+    )
+    history = History.read(redis, service.redis_prefix)
+    for request in requests:
+        assert history.starts(request["id"]) == history.commits(request["id"]) == 1
+
+
+def test_a_cancel_that_a_killed_process_never_saw_holds_after_its_restart(
+    service: Service, redis: Redis
+) -> None:
+    """Restarted sooner than its heartbeat expires, too."""
+    request = service.submit_to("replica0", "a red circle", num_inference_steps=LONG)
+    service.at_step(request["id"], 1)
+    service.processes["replica0"].send_signal(signal.SIGSTOP)
+    assert _cancel(service, request) == 202
+    service.end("replica0", signal.SIGKILL)
+    service.start_replica("replica0")
+    ended = service.ended(request["id"])
+    assert ended["status"] == "canceled"
+    service.wait_for("replica0", "ready")
+    assert service.ended(service.submit_to("replica0", "a blue star")["id"])["attempt"] == 1
+    assert History.read(redis, service.redis_prefix).starts(request["id"]) == 1
+    assert service.files(request["id"]) == []
