@@ -211,7 +211,7 @@ def _kind_fault(stage: Mapping[Any, Any]) -> str | None:
     runtime = stage.get("runtime")
     replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
     mend = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
-    if replicas not in {None, 1}:
+    if replicas is not None and replicas != 1:  # it may be anything, a list too
         return (
             f"is not a diffusion stage and has runtime.num_replicas {replicas!r}: only diffusion "
             f"stages can have replicas, and no other kind is served here; {mend}"
