@@ -26,6 +26,7 @@ READY_S = 90.0
 STOP_S = 30.0
 RUN_S = 60.0
 HEARTBEAT_EXPIRY_S = 3.0
+WEBHOOK_SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ class Service:
             "HEARTBEAT_EXPIRY_S": str(HEARTBEAT_EXPIRY_S),
             "SWEEP_S": "0.5",
             "DRAIN_S": "1",
+            "WEBHOOK_SECRET": WEBHOOK_SECRET,
             **self.environ,
             **own,
         }
