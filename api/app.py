@@ -27,7 +27,7 @@ from api import (
 from api.access import register_access
 from api.errors import register_error_handlers
 from api.objects import ErrorAnswerSchema
-from api.openai import chat, images
+from api.openai import chat, images, videos
 from api.service import Service, attach_service
 from configs.settings import Settings, load_settings
 
@@ -84,6 +84,7 @@ def _register_calls(app: Flask) -> None:
         outputs,
         images,
         chat,
+        videos,
         replicas,
         models,
         health,

@@ -11,35 +11,40 @@ from flask import Response
 from flask import request as call
 from flask_smorest import Blueprint
 
-from api.service import current_service
+from api.service import Service, current_service
 from configs.errors import NotFound
 from routing.parameters import MEDIA_TYPES
 from routing.record import Output, Request
 
 _FILE_SCHEMA = {"type": "string", "format": "binary"}
+FILE_ANSWERS = {
+    200: {
+        "description": "The file; its ETag is the SHA-256 of its bytes.",
+        "content": {media_type: {"schema": _FILE_SCHEMA} for media_type in MEDIA_TYPES.values()},
+    }
+}
 _logger = logging.getLogger(__name__)
 
 blueprint = Blueprint("outputs", __name__, description="The files that requests produced.")
 
 
 @blueprint.route("/v1/requests/<request_id>/outputs/<int:index>", methods=["GET"])
-@blueprint.doc(
-    responses={
-        200: {
-            "description": "The file; its ETag is the SHA-256 of its bytes.",
-            "content": {
-                media_type: {"schema": _FILE_SCHEMA} for media_type in MEDIA_TYPES.values()
-            },
-        }
-    }
-)
+@blueprint.doc(responses=FILE_ANSWERS)
 @blueprint.alt_response(206, description="The range of it that was asked for.", success=True)
 @blueprint.alt_response(304, description="It is the one whose ETag was sent.", success=True)
 @blueprint.alt_response(416, description="The file has no such range.")
 def fetch(request_id: str, index: int) -> Response:
     """Return the file of output `index`, counted from 0."""
     service = current_service()
-    request = service.router.store.get(request_id)
+    return output_response(service, service.router.store.get(request_id), index)
+
+
+def output_response(service: Service, request: Request, index: int) -> Response:
+    """Answer with the file of output `index` of a request.
+
+    Raises:
+        NotFound: There is none, or not any more.
+    """
     output = _output(request, index)
     response = Response(status=304)
     data = b""

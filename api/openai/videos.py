@@ -1,0 +1,219 @@
+"""The calls that make videos without waiting for them: `/v1/videos` and what is below it.
+
+A video is a native request whose task makes one; its id is the same. Does not know how it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, ClassVar, Final
+
+from flask import Response
+from flask_smorest import Blueprint
+from marshmallow import Schema, ValidationError, fields, validate
+
+from api.call_body import body_content
+from api.call_headers import idempotency_key
+from api.catalog import ServedModel
+from api.openai.fields import OpenAISchema, read_openai_body
+from api.openai.images import KEY_PARAMETER
+from api.openai.objects import VideoDeletedSchema, VideoListSchema, VideoSchema
+from api.openai.video_object import video_object
+from api.outputs import FILE_ANSWERS, output_response
+from api.request_schema import ImagesField, described
+from api.service import Service, current_service
+from api.submission import submit_body
+from configs.errors import FieldError, InvalidRequest, NotFound
+from configs.field_types import OneOf
+from routing.parameters import VIDEO_TASKS
+from routing.record import Request, Status
+
+_MAX_PAGE: Final = 100
+_PAGE: Final = 20
+_MAX_SECONDS: Final = 86_400
+
+blueprint = Blueprint("videos", __name__, description="Videos by OpenAI's calls.")
+
+
+class _SecondsField(fields.Field[int]):
+    """A whole number of seconds, as text or as a number."""
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> int:
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        digits = isinstance(text, str) and text.isascii() and text.isdigit()
+        if not digits or not 1 <= int(text[:9]) <= _MAX_SECONDS:
+            raise ValidationError(f"is not a whole number of seconds from 1 to {_MAX_SECONDS}")
+        return int(text)
+
+
+class _ReferenceField(ImagesField):
+    """A picture as everywhere, or as an object with its `image_url`."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> tuple[bytes, ...]:
+        if isinstance(value, dict):
+            if set(value) != {"image_url"}:
+                raise ValidationError('is no object with just an "image_url"')
+            value = value["image_url"]
+        return super()._deserialize(value, *rest, **options)
+
+
+class VideosSchema(OpenAISchema):
+    """What `POST /v1/videos` takes, beside all fields of a native request."""
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        **OpenAISchema.aliases,
+        "seconds": "num_frames",
+        "input_reference": "image",
+    }
+    tasks: ClassVar[frozenset[str]] = VIDEO_TASKS
+    product: ClassVar[str] = "videos"
+
+    seconds = _SecondsField(
+        metadata=described(
+            "How long it is to be, instead of num_frames; the nearest length that the model makes.",
+            example="4",
+            anyOf=[{"type": "string"}, {"type": "integer"}],
+        )
+    )
+    input_reference = _ReferenceField(
+        metadata=described(
+            "Picture that the video begins with: a file, a data URL, or an object with it as "
+            "`image_url`.",
+            anyOf=[
+                {"type": "string"},
+                {"type": "object", "properties": {"image_url": {"type": "string"}}},
+            ],
+        )
+    )
+
+    def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
+        """Make seconds into frames."""
+        if "seconds" in given:
+            fps = given.get("fps") or model.abilities.default_fps or 1.0
+            step = model.abilities.frames_step
+            more = max(0, round((given["seconds"] * fps - 1) / step))
+            given["seconds"] = 1 + more * step
+        return super().adapt(given, model)
+
+
+class VideosQuerySchema(Schema):
+    """The query of `GET /v1/videos`."""
+
+    after = fields.String(metadata={"description": "Id of the last video of the page before."})
+    limit = fields.Integer(
+        load_default=_PAGE,
+        validate=validate.Range(0, _MAX_PAGE, error=f"is not from 0 to {_MAX_PAGE}"),
+        error_messages={"invalid": "is not a whole number"},
+        metadata={"description": "How many at most."},
+    )
+    order = OneOf("asc", "desc", load_default="desc", metadata={"description": "By age."})
+
+
+class ContentQuerySchema(Schema):
+    """The query of `GET /v1/videos/{id}/content`."""
+
+    variant = OneOf("video", load_default="video", metadata={"description": "Only the video."})
+    index = fields.Integer(
+        load_default=0,
+        validate=validate.Range(0, error="is below 0"),
+        error_messages={"invalid": "is not a whole number"},
+        metadata={"description": "Which one, where several were asked for."},
+    )
+
+
+@blueprint.route("/v1/videos", methods=["POST"])
+@blueprint.doc(requestBody=body_content(VideosSchema), parameters=[KEY_PARAMETER])
+@blueprint.response(200, VideoSchema)
+def create() -> dict[str, Any]:
+    """Submit a video; it goes on whether its client stays or not."""
+    service = current_service()
+    key = idempotency_key()
+    schema = VideosSchema()
+    body = read_openai_body(schema, service.catalog)
+    submitted = submit_body(service, body, key=key, schema=schema)
+    return _shown(service, submitted.accepted.request, schema.left_aside(submitted.given))
+
+
+@blueprint.route("/v1/videos", methods=["GET"])
+@blueprint.arguments(VideosQuerySchema, location="query", unknown="raise")
+@blueprint.response(200, VideoListSchema)
+def listed(query: dict[str, Any]) -> dict[str, Any]:
+    """List videos, the newest first or the oldest."""
+    service = current_service()
+    limit, after = query["limit"], query.get("after")
+    if query["order"] == "desc":
+        found = _videos(service, after)
+    else:
+        oldest = reversed(list(_videos(service, None)))
+        found = oldest if after is None else _behind(service, oldest, after)
+    page = list(islice(found, limit + 1))
+    shown = [_shown(service, request) for request in page[:limit]]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(page) > limit,
+    }
+
+
+@blueprint.route("/v1/videos/<request_id>", methods=["GET"])
+@blueprint.response(200, VideoSchema)
+def retrieve(request_id: str) -> dict[str, Any]:
+    """Return a video, made or in the making."""
+    service = current_service()
+    return _shown(service, _video(service, request_id))
+
+
+@blueprint.route("/v1/videos/<request_id>/content", methods=["GET"])
+@blueprint.arguments(ContentQuerySchema, location="query", unknown="raise")
+@blueprint.doc(responses=FILE_ANSWERS)
+@blueprint.alt_response(206, description="The range of it that was asked for.", success=True)
+@blueprint.alt_response(304, description="It is the one whose ETag was sent.", success=True)
+@blueprint.alt_response(416, description="The file has no such range.")
+def content(query: dict[str, Any], request_id: str) -> Response:
+    """Return the file of a video."""
+    service = current_service()
+    request = _video(service, request_id)
+    if request.is_terminal and request.status is not Status.SUCCEEDED:
+        reason = request.error.message if request.error else f"it is {request.status}"
+        raise InvalidRequest(f"There is no video of {request.id}: {reason}", param="id")
+    return output_response(service, request, query["index"])
+
+
+@blueprint.route("/v1/videos/<request_id>", methods=["DELETE"])
+@blueprint.response(200, VideoDeletedSchema)
+def delete(request_id: str) -> dict[str, Any]:
+    """Remove a video, and cancel it first if it is still in the making."""
+    service = current_service()
+    service.router.remove(_video(service, request_id).id)
+    return {"id": request_id, "object": "video.deleted", "deleted": True}
+
+
+def _video(service: Service, request_id: str) -> Request:
+    request = service.router.store.get(request_id)
+    if not request.parameters.makes_video:
+        raise NotFound(f"Request {request.id} makes no video.", param="id")
+    return request
+
+
+def _videos(service: Service, after: str | None) -> Iterator[Request]:
+    return (
+        request for request in service.router.lists.newest(after) if request.parameters.makes_video
+    )
+
+
+def _behind(service: Service, oldest: Iterator[Request], after: str) -> Iterator[Request]:
+    last = _video(service, after)
+    seen = False
+    for request in oldest:
+        if seen:
+            yield request
+        seen = seen or request.id == last.id
+
+
+def _shown(
+    service: Service, request: Request, left_aside: list[str] | None = None
+) -> dict[str, Any]:
+    return video_object(request, service.router.registry, service.settings, left_aside or [])
