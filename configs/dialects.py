@@ -27,6 +27,12 @@ _FLAT: Final = frozenset(
         *PARALLEL,
     }
 )
+RENAMED: Final = (
+    ("runtime", "max_batch_size", "max_num_seqs"),
+    ("engine_args", "max_batch_size", "max_num_seqs"),
+    ("engine_args", "quantization_config", "quantization"),
+    ("engine_args", "diffusion_quantization_config", "quantization"),
+)
 # Ours run on CUDA and CPU; a file's values for other kinds of device are for other machines.
 _OTHER_PLATFORMS: Final = frozenset({"npu", "xpu", "rocm", "musa", "hpu", "tpu"})
 
@@ -103,11 +109,13 @@ def _stage(found: Translation, entry: Mapping[Any, Any], path: str) -> dict[Any,
         stage = unfold_stage(found, stage, path)
     if stage.get("stage_type") != "diffusion":
         return stage  # refused for its kind alone: most of its keys would be foreign
-    _rename_batch_size(found, stage, path)
+    _rename(found, stage, path)
     _sift(found, stage, "stage", path)
     for place in ("runtime", "engine_args"):
         if isinstance(stage.get(place), Mapping):
             stage[place] = dict(stage[place])
+            if place == "engine_args":
+                _refuse_eager_compiling(found, stage[place], f"{path}.{place}")
             _sift(found, stage[place], place, f"{path}.{place}")
     engine_args = stage.get("engine_args")
     if isinstance(engine_args, dict) and isinstance(engine_args.get("parallel_config"), Mapping):
@@ -129,23 +137,31 @@ def _sift(found: Translation, section: dict[Any, Any], place: Place, path: str) 
             found.ignore(where)
 
 
-def _rename_batch_size(found: Translation, stage: dict[Any, Any], path: str) -> None:
-    """`max_batch_size`, in either section, is the older name of `max_num_seqs`."""
-    for place in ("runtime", "engine_args"):
+def _rename(found: Translation, stage: dict[Any, Any], path: str) -> None:
+    """Put older names of engine arguments in the place of today's."""
+    for place, old, new in RENAMED:
         section = stage.get(place)
-        if not isinstance(section, Mapping) or "max_batch_size" not in section:
+        if not isinstance(section, Mapping) or old not in section:
             continue
         section = stage[place] = dict(section)
-        size, old = section.pop("max_batch_size"), f"{path}.{place}.max_batch_size"
+        value, old_path = section.pop(old), f"{path}.{place}.{old}"
         engine_args = stage.get("engine_args")
-        if size is None or not isinstance(engine_args, Mapping):
+        if value is None or not isinstance(engine_args, Mapping):
             continue
-        given = engine_args.get("max_num_seqs")
+        given = engine_args.get(new)
         if given is None:
-            stage["engine_args"] = {**engine_args, "max_num_seqs": size}
-            found.names[f"{path}.engine_args.max_num_seqs"] = found.written(old)
-        elif given != size:
-            found.refuse(old, size, f"is the older name of max_num_seqs, which is {given}")
+            stage["engine_args"] = {**engine_args, new: value}
+            found.names[f"{path}.engine_args.{new}"] = found.written(old_path)
+        elif given != value:
+            found.refuse(old_path, value, f"is the older name of {new}, which is {given}")
+
+
+def _refuse_eager_compiling(found: Translation, engine_args: dict[Any, Any], path: str) -> None:
+    """Where a file says both, vLLM-Omni does not compile, and this service would."""
+    granularity = engine_args.get("diffusion_compile_granularity")
+    if engine_args.get("enforce_eager") is True and granularity not in (None, "none"):
+        reason = f"forbids what diffusion_compile_granularity ({granularity}) asks for; keep one"
+        found.refuse(f"{path}.enforce_eager", engine_args.pop("enforce_eager"), reason)
 
 
 def _drop_sequence_size(found: Translation, parallel: dict[Any, Any], path: str) -> None:

@@ -17,6 +17,7 @@ from scripts.serving_bench.http_call import Answer, Caller, RequestFailed
 from scripts.serving_bench.outcome import MadeOutput, Reply
 from scripts.serving_bench.planned_request import PlannedRequest
 
+_MEDIA: Final = ("image_url", "video_url")
 _SIZE: Final = frozenset({"width", "height"})
 
 
@@ -82,7 +83,7 @@ class ChatBackend:
         except (KeyError, IndexError, TypeError):
             raise RequestFailed("no_output", "the answer has no choices[0].message") from None
         items = content if isinstance(content, list) else []
-        urls = [item["image_url"]["url"] for item in items if item.get("type") == "image_url"]
+        urls = [item[kind]["url"] for item in items for kind in _MEDIA if item.get("type") == kind]
         outputs = tuple(_from_data_url(url) for url in urls)
         return _reply(outputs, *items[:1], document.get("metrics"), document.get("usage"), document)
 

@@ -123,6 +123,27 @@ def test_at_most_so_many_requests_are_on_the_way(service: Service, tmp_path: Pat
     assert found["client_wait"]["max"] > 0
 
 
+@pytest.mark.parametrize("backend", ["openai", "vllm-omni"])
+@pytest.mark.parametrize("task", ["t2i", "i2i"])
+def test_the_calls_of_other_clients_are_measured_too(
+    service: Service, tmp_path: Path, backend: str, task: str
+) -> None:
+    found = bench(
+        service,
+        tmp_path,
+        *("--backend", backend, "--task", task, "--num-prompts", "4", "--num-inference-steps", "2"),
+        *("--width", "64", "--height", "64", "--seed", "1", "--save-dir", str(tmp_path / "kept")),
+    )
+    assert (found["completed_requests"], found["backend"]) == (4, backend)
+    assert [row["completed"] for row in found["replicas"]] == [2, 2], "by their own counters"
+    assert found["stage_durations_mean"]["denoise"] > 0
+    assert found["peak_memory_mb_max"] > 0
+    for path in (tmp_path / "kept").glob("*.png"):
+        with Image.open(path) as picture:
+            assert picture.size == (64, 64)
+    assert len(list((tmp_path / "kept").iterdir())) == 4
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_cancels_what_is_on_the_way(
     service: Service, tmp_path: Path, how: signal.Signals

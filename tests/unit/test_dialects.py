@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from configs.devices import Machine, check_machine
 from configs.dialect_fields import BY_PLACE, FOREIGN
-from configs.dialects import translate
+from configs.dialects import RENAMED, translate
 from configs.errors import ConfigurationError
 from configs.foreign_keys import ForeignKeys, Place
 from configs.stage_schema import (
@@ -254,7 +254,8 @@ FLAT_KEYS = sorted(
     {"env", "runtime", "engine_args", "parallel_config", "default_sampling_params", "stage_id"}
     | {name for place, schema in SCHEMAS.items() if place != "file" for name in schema().fields}
     | {name for place, keys in BY_PLACE.items() if place != "file" for name in keys}
-    | {"max_batch_size", "sequence_parallel_size", "unheard_of", "model"}
+    | {"sequence_parallel_size", "unheard_of", "model"}
+    | {old for _, old, _ in RENAMED}
 )
 SCALARS = st.none() | st.booleans() | st.integers(-2, 9) | st.sampled_from(["", "0,1", "auto", "x"])
 VALUES = (
@@ -297,6 +298,14 @@ def test_a_key_for_the_whole_file_is_refused_by_its_name(
     found, message = sole(refusal(tmp_path, {**DEPLOY, **keys}))
     assert found == path
     assert expected in message
+
+
+def test_eager_execution_and_compiling_exclude_each_other(tmp_path: Path) -> None:
+    document = deploy(enforce_eager=True, diffusion_compile_granularity="regional")
+    found = {fault.param: fault.message for fault in refusal(tmp_path, document).details}
+    assert found["stages[0].enforce_eager"] == (
+        "True forbids what diffusion_compile_granularity (regional) asks for; keep one"
+    )
 
 
 def test_a_stage_may_differ_from_the_whole_file(tmp_path: Path) -> None:
