@@ -147,7 +147,7 @@ def _stage_with_model(stage: Mapping[Any, Any], model: str) -> dict[Any, Any]:
         engine_args = {}
     if not isinstance(engine_args, Mapping):
         return dict(stage)
-    if engine_args.get("model") in {None, model}:
+    if engine_args.get("model") in (None, model):  # what is written there may be anything
         return {**stage, "engine_args": {**engine_args, "model": model}}
     # A name and defaults that were written for another model are not this one's.
     kept = {key: value for key, value in engine_args.items() if key != "served_model_name"}

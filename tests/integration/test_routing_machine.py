@@ -16,7 +16,7 @@ from redis import Redis
 from configs.errors import Conflict, IdempotencyMismatch, NotFound
 from configs.settings import Settings
 from routing.record import Failure, Outcome, Output, Priority, Request, Status
-from routing.replica import Wish
+from routing.replica import ReplicaState, Wish
 from tests.integration.routing_world import MODEL, World, parameters
 
 REPLICAS = ("replica0", "replica1", "replica2")
@@ -109,9 +109,14 @@ class RecordMachine(RuleBasedStateMachine):
         elif holds and outcome.status is Status.SUCCEEDED:
             self.successes[claimed.id] = self.successes.get(claimed.id, 0) + 1
 
+    @rule(claimed=claims, suspect=st.booleans())
+    def hand_back(self, claimed: Request, suspect: bool) -> None:
+        self.world.router.claims.hand_back(claimed, suspect=suspect)
+
     @rule(claimed=claims)
-    def hand_back(self, claimed: Request) -> None:
-        self.world.router.claims.hand_back(claimed)
+    def blame(self, claimed: Request) -> None:
+        """Its replica says itself that the only request it ran has broken it."""
+        self.world.router.claims.move_crashed(claimed)
 
     @rule(claimed=claims, step=st.integers(0, 4))
     def progress(self, claimed: Request, step: int) -> None:
@@ -184,8 +189,30 @@ class RecordMachine(RuleBasedStateMachine):
         assert self.world.claim(name) is None
         self.world.router.registry.ask(name, Wish.RESUME)
 
+    @rule(name=st.sampled_from(REPLICAS), comes_back=st.booleans())
+    def restart(self, name: str, comes_back: bool) -> None:
+        """The process that is to end takes nothing more; the next one, or a resume, does."""
+        asked = self.world.router.registry.ask(name, Wish.RESTART)
+        if asked == "done":
+            assert self.world.claim(name) is None
+            assert self.world.beat(name) is ReplicaState.DRAINING
+        if comes_back:
+            self.world.start(name)
+        else:
+            self.world.router.registry.ask(name, Wish.RESUME)
+        assert self.world.beat(name) is ReplicaState.READY
+
     def _key(self, request_id: str) -> str:
         return f"{self.world.settings.redis_prefix}request:{request_id}"
+
+    @invariant()
+    def who_was_in_a_crash_runs_alone(self) -> None:
+        for name in REPLICAS:
+            running = self.redis.smembers(self.world.router.store._keys.running(name))
+            blamed = [
+                self.redis.hmget(self._key(str(each)), "crashes", "suspect") for each in running
+            ]
+            assert len(running) <= 1 or blamed == [["0", None]] * len(running)
 
     @invariant()
     def each_request_is_in_exactly_one_place(self) -> None:

@@ -234,6 +234,8 @@ def test_a_model_given_beside_the_file_replaces_that_of_the_only_stage(
     assert only.engine_args.model_path == model_folder
     document = {"stages": [{"stage_id": 0, "stage_type": "diffusion"}]}
     assert load(tmp_path, document, "org/other")[0].model_name == "org/other"
+    written = changed("engine_args.model", ["no", "text"])
+    assert load(tmp_path, written, "org/other")[0].model_name == "org/other"
 
 
 def test_a_model_given_beside_a_file_of_several_stages_is_refused(tmp_path: Path) -> None:
