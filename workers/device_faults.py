@@ -8,23 +8,18 @@ import torch
 
 from workers.pipeline_loader import is_out_of_memory
 
-_SIGNS = ("cuda error", "device-side assert", "cudnn_status_", "cublas_status_")
-
 
 def is_device_lost(error: BaseException, device: str) -> bool:
     """Tell whether no later call on the process's devices can succeed.
 
     On `cuda` the devices are asked, whatever the error was: the run that meets a poisoned context
     may do so by an error of any kind, and many CUDA errors poison nothing (an invalid launch
-    configuration, a kernel that is missing). Elsewhere there is nothing to ask, and an error that
-    says it is the device's is believed.
+    configuration, a kernel that is missing). Elsewhere there is nothing to ask, and an error of the
+    class that torch has for devices is believed; never a text, which may repeat a client's words.
     """
     if device == "cuda":
         return not _devices_answer()
-    if is_out_of_memory(error):
-        return False
-    text = str(error).lower()
-    return isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _SIGNS)
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
 
 
 def _devices_answer() -> bool:

@@ -1,12 +1,21 @@
 """What becomes of a run whose pipeline fails, and of the engine after it."""
 
+import subprocess
+import sys
 import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from configs.errors import GenerationFailed, NonFiniteOutput, OutOfMemory, StoreUnavailable
+from configs.errors import (
+    DeviceLost,
+    GenerationFailed,
+    NonFiniteOutput,
+    OutOfMemory,
+    StoreUnavailable,
+)
+from configs.settings import REPOSITORY
 from tests.engine.conftest import MakeParameters, count_decodes
 from tests.engine.recorder import Recorder
 from workers.engine import Engine
@@ -71,3 +80,48 @@ def test_an_error_of_the_observer_stays_what_it_is(engine: Engine, parameters: M
 
     with pytest.raises(StoreUnavailable):
         engine.generate(parameters(), Broken())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), DeviceLost),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemory),
+        (ValueError("no such word: CUDA error, device-side assert"), GenerationFailed),
+    ],
+)
+def test_a_lost_device_is_told_from_an_error_of_the_run(
+    own_engine: Engine,
+    pipe: Any,
+    parameters: MakeParameters,
+    error: Exception,
+    expected: type[Exception],
+):
+    def fail(*_: object) -> None:
+        raise error
+
+    pipe.unet.register_forward_hook(fail)
+    with pytest.raises(expected):
+        own_engine.generate(parameters(), Recorder())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_poisoned_cuda_context_is_found_by_asking_the_device():
+    """In a process of its own, which can use its device no more afterwards."""
+    script = (
+        "import torch\n"
+        "from workers.device_faults import is_device_lost\n"
+        "assert not is_device_lost(ValueError('a bad size'), 'cuda')\n"
+        "try:\n"
+        "    torch.zeros(2, device='cuda')[torch.tensor([7], device='cuda')].cpu()\n"
+        "except Exception as error:\n"
+        "    assert is_device_lost(error, 'cuda')\n"
+        "    assert is_device_lost(TypeError('whatever comes next'), 'cuda')\n"
+        "else:\n"
+        "    raise AssertionError('the assert on the device did not come')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
