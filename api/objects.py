@@ -85,6 +85,13 @@ class TimingsSchema(Schema):
     )
 
 
+class LoraSchema(Schema):
+    """One adapter of a request."""
+
+    name = _text("As the model lists it.")
+    scale = _number("Its weight; 1 is as it was trained.")
+
+
 class ParametersSchema(Schema):
     """All generation parameters, the drawn seed and the defaults too."""
 
@@ -99,6 +106,7 @@ class ParametersSchema(Schema):
     true_cfg_scale = _number("The same, for guidance-distilled families.", allow_none=True)
     num_outputs_per_prompt = _whole("How many outputs.")
     scheduler = _text("Noise scheduler; null for the model's own.", allow_none=True)
+    lora = fields.List(fields.Nested(LoraSchema), metadata={"description": "Adapters."})
     image = fields.List(fields.String(), metadata={"description": "Paths of the input images."})
     mask_image = _text("Path of the mask.", allow_none=True)
     strength = _number("How much of the image is made anew.", allow_none=True)
@@ -247,6 +255,7 @@ class ModelObjectSchema(Schema):
     size_multiple = _whole("Width and height are multiples of it.")
     frames_step = _whole("A video has 1 frame and a multiple of it more.", allow_none=True)
     schedulers = fields.List(fields.String())
+    loras = fields.List(fields.String(), metadata={"description": "Adapters to name in `lora`."})
     output_formats = fields.List(fields.String())
     takes = fields.Nested(TakesSchema)
     limits = fields.Nested(LimitsSchema)

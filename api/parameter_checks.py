@@ -68,6 +68,7 @@ class ParameterChecks:
         found = (
             *self._texts(),
             *self._choices(),
+            *self._adapters(),
             *input_errors(self.values, self.model),
             *task_errors(self.values, self.model, self.settings),
             *self._size(),
@@ -107,6 +108,18 @@ class ParameterChecks:
             yield FieldError("output_compression", f"{quality} is not from 0 to {_MAX_QUALITY}")
         elif self.values["output_format"] not in _COMPRESSED:
             yield FieldError("output_compression", f"is for {' and '.join(_COMPRESSED)}")
+
+    def _adapters(self) -> Iterator[FieldError]:
+        known = self.model.abilities.loras
+        unknown = [
+            each["name"] for each in self.values.get("lora") or () if each["name"] not in known
+        ]
+        if unknown:
+            words = ", ".join(known) or "none"
+            yield FieldError(
+                "lora",
+                f"{unknown[0][:80]!r} is no adapter of {self.model.name!r}; known are {words}",
+            )
 
     def _size(self) -> Iterator[FieldError]:
         multiple = self.model.abilities.size_multiple

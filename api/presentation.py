@@ -14,7 +14,6 @@ from api.catalog import ServedModel
 from api.input_files import all_inputs
 from api.model_limits import max_frames, max_pixels
 from api.parameter_checks import MAX_SEED
-from api.request_schema import NOT_SERVED
 from api.task_checks import all_formats
 from configs.settings import Settings
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities
@@ -109,6 +108,7 @@ def model_object(
         "tasks": list(abilities.tasks),
         "size_multiple": abilities.size_multiple,
         "schedulers": list(abilities.schedulers),
+        "loras": list(abilities.loras),
         "frames_step": abilities.frames_step if video else None,
         "output_formats": all_formats(abilities),
         "takes": {
@@ -179,7 +179,7 @@ def _parameters(request: Request) -> dict[str, Any]:
     ]
     parameters["mask_image"] = urls.pop() if request.parameters.mask_image else None
     parameters["image"] = urls
-    return {name: value for name, value in parameters.items() if name not in NOT_SERVED}
+    return parameters
 
 
 def progress_object(request: Request) -> dict[str, Any]:

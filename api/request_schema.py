@@ -23,13 +23,13 @@ from marshmallow import (
 
 from api.catalog import ServedModel
 from api.input_images import WrongPicture, decode_data_url
+from api.lora_field import LoraField
 from configs.errors import FieldError
 from configs.field_types import OneOf
 from configs.refusal import UNKNOWN_KEY
 from routing.parameters import OUTPUT_FORMATS
 from routing.record import WEBHOOK_EVENTS, Priority
 
-NOT_SERVED: Final = frozenset({"lora"})
 _SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
 _MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
 _DATA_URL: Final = {"type": "string"}
@@ -222,6 +222,7 @@ class RequestBodySchema(Schema):
         minimum=0,
     )
     scheduler = TextField("Noise scheduler by class name; the model's own where none is given.")
+    lora = LoraField()
     image = ImagesField(
         metadata=described(
             "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a "
@@ -284,11 +285,7 @@ class RequestBodySchema(Schema):
 
     @validates_schema(pass_original=True, skip_on_field_errors=False)
     def _refuse_unknown(self, _: Any, original: Mapping[str, Any], **__: Any) -> None:
-        unknown = [
-            name
-            for name, value in original.items()
-            if name not in self.fields and not (name in NOT_SERVED and value is None)
-        ]
+        unknown = [name for name in original if name not in self.fields]
         if unknown:
             raise ValidationError({name: [_unknown(name, list(self.fields))] for name in unknown})
 
@@ -300,8 +297,6 @@ class RequestEditSchema(RequestBodySchema):
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    if name in NOT_SERVED:
-        return "is not served by this version; leave it out"
     near = [field for field in known if len(name) >= _SHORTEST_PART and name in field]
     near = near or get_close_matches(name, known, n=1, cutoff=_NEAR)
     return f"{UNKNOWN_KEY}; " + (f"did you mean {near[0]}?" if near else "leave it out")

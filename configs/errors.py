@@ -210,6 +210,12 @@ class GenerationFailed(GenerationError):
     code = "generation_failed"
 
 
+class LoraLoadFailed(GenerationError):
+    """Raised when an adapter that a request names can not be read or does not fit the model."""
+
+    code = "lora_load_failed"
+
+
 class OutputWriteFailed(GenerationError):
     """Raised when an output was made and could not be stored."""
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from configs.pipeline_settings import PipelineSettings
+
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
@@ -62,6 +64,7 @@ class EngineArgs:
         variant: Weight variant such as `fp16`.
         max_num_seqs: Requests that may share a denoising step of one replica.
         parallel_config: Devices of one replica.
+        pipeline: Memory, speed, adapters and warm-up.
     """
 
     model: str
@@ -72,6 +75,7 @@ class EngineArgs:
     variant: str | None = None
     max_num_seqs: int = 1
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
 
     @property
     def model_path(self) -> Path | None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
 from configs.field_types import Number, OneOf, Text, Whole
+from configs.pipeline_schema import PipelineSettingsSchema, split_settings
 from configs.section_schema import SectionSchema
 from configs.stage_config import EngineArgs, ParallelConfig, RuntimeConfig, StageConfig
 from configs.stage_fields import Devices, Environment, Model
@@ -56,10 +57,8 @@ class ParallelConfigSchema(SectionSchema):
         return ParallelConfig(**{"world_size": math.prod(degrees), **served})
 
 
-class EngineArgsSchema(SectionSchema):
+class EngineArgsSchema(PipelineSettingsSchema):
     """`engine_args`."""
-
-    section = "under engine_args"
 
     model = Model("Qwen/Qwen-Image", required=True)
     served_model_name = Text("my-model")
@@ -72,7 +71,7 @@ class EngineArgsSchema(SectionSchema):
 
     @post_load
     def _build(self, data: dict[str, Any], **_: Any) -> EngineArgs:
-        return EngineArgs(**data)
+        return EngineArgs(**split_settings(data))
 
 
 class RuntimeSchema(SectionSchema):

@@ -34,6 +34,7 @@ def describe(
         "true_cfg_scale": parameters.true_cfg_scale,
         "strength": parameters.strength,
         "scheduler": scheduler or parameters.scheduler,
+        "lora": ", ".join(f"{each.name} {each.scale:g}" for each in parameters.lora) or None,
         "width": size[0],
         "height": size[1],
         "num_frames": parameters.num_frames,

@@ -60,6 +60,11 @@ class DeviceChunk:
         parallel = choose(args.parallel_config, found)
         args = replace(args, parallel_config=parallel)
         if parallel.way == "context":
+            if args.pipeline.quantization is not None:
+                raise ModelLoadFailed(
+                    f"{args.model}: engine_args.quantization does not reach the ranks of"
+                    " ulysses_degree and ring_degree; use cfg_parallel_size, or leave it out"
+                )
             lane = open_lanes(pipe.device.type, count)[0]
             return cls([lane], Ranks.start(args, found, lane))
         lanes = open_lanes(pipe.device.type, count)

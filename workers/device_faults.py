@@ -6,7 +6,7 @@ process fails, whoever makes it; only a new process helps. Knows no pipeline.
 
 import torch
 
-from workers.pipeline_loader import is_out_of_memory
+from workers.failure_cause import is_out_of_memory
 
 
 def is_device_lost(error: BaseException, device: str) -> bool:

@@ -10,6 +10,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
@@ -21,27 +22,34 @@ from configs.errors import (
     DeviceLost,
     GenerationError,
     GenerationFailed,
+    ModelLoadFailed,
     NonFiniteOutput,
     OutOfMemory,
     ServingError,
 )
+from configs.pipeline_settings import PipelineSettings, WarmupShape
 from configs.stages import ReplicaPlan
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from workers.abilities import inspect_abilities
+from workers.adapters import Adapters
 from workers.denoising_run import DenoisingRun
-from workers.device_chunk import DeviceChunk
+from workers.device_chunk import DeviceChunk, denoisers
 from workers.device_faults import is_device_lost
+from workers.failure_cause import is_out_of_memory, short_cause
 from workers.finite import watch_decoder
 from workers.generation import Generation, Video, output_warnings, to_images, to_videos
 from workers.inputs import Inputs
 from workers.observer import Observer, SilentObserver
 from workers.pipeline_arguments import arguments_of, call_arguments, left_out
-from workers.pipeline_loader import is_out_of_memory, load_pipeline, short_cause
+from workers.pipeline_loader import load_pipeline
+from workers.pipeline_settings import finish_settings, free_parts
 from workers.pipeline_tasks import task_pipelines
 from workers.precision import Precision
 from workers.preview import Preview
+from workers.prompt_cache import PromptCache
 from workers.prompt_limit import cut_warnings, prompt_limits
 from workers.rendezvous import Rendezvous
+from workers.step_cache import StepCache
 from workers.video_rules import DEFAULT_FPS
 
 __all__ = ["Engine", "Generation"]
@@ -49,15 +57,30 @@ __all__ = ["Engine", "Generation"]
 logger = logging.getLogger(__name__)
 
 _FLOAT32 = "made in float32, because in the dtype of the model NaN or infinity came of it"
-_DENOISERS = ("unet", "transformer", "transformer_2")
 
 
 class Engine:
     """One pipeline on one device chunk; make it with :meth:`load`."""
 
-    def __init__(self, pipe: Any, abilities: Abilities) -> None:
-        """Serve `pipe`, which the engine owns from here on."""
-        self.abilities = abilities
+    def __init__(
+        self, pipe: Any, abilities: Abilities, settings: PipelineSettings | None = None
+    ) -> None:
+        """Serve `pipe`, which the engine owns from here on and which has its settings already.
+
+        Raises:
+            ModelLoadFailed: The pipeline takes no adapters, or has no cache of the kind set.
+        """
+        settings = settings or PipelineSettings()
+        self._adapters = Adapters(pipe, settings)
+        self._prompts = PromptCache(
+            settings.prompt_embed_cache_bytes if settings.enable_prompt_embed_cache else 0
+        )
+        self.abilities = replace(abilities, loras=self._adapters.names)
+        self._warmup_shapes = settings.warmup_shapes
+        self._one_at_a_time: AbstractContextManager[Any] = (
+            threading.Lock() if settings.one_at_a_time else nullcontext()
+        )
+        self._step_cache = StepCache(pipe, settings)
         self._pipe = pipe
         self._chunk = DeviceChunk()
         self._limits = prompt_limits(pipe)
@@ -67,10 +90,9 @@ class Engine:
         self._precision = Precision(pipe)
         watch_decoder(getattr(pipe, "vae", None))
         self._vae_dtype = getattr(getattr(pipe, "vae", None), "dtype", None)
-        parts = [pipe.components.get(name) for name in _DENOISERS]
-        denoisers = [part for part in parts if isinstance(part, torch.nn.Module)]
-        self.rendezvous = Rendezvous(denoisers)
-        for denoiser in denoisers:
+        self.rendezvous = Rendezvous(denoisers(pipe).values())
+        self.rendezvous.switch = self._adapters.set_denoisers
+        for denoiser in denoisers(pipe).values():
             denoiser.register_forward_pre_hook(self._before_forward)
         self._pipes = task_pipelines(pipe)
 
@@ -82,9 +104,11 @@ class Engine:
             ModelLoadFailed: With the model, the cause and a mend.
         """
         pipe = load_pipeline(plan)
+        settings = plan.stage.engine_args.pipeline
         abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
         chunk = DeviceChunk.open(pipe, plan)
-        engine = cls(pipe, abilities)
+        finish_settings(pipe, settings)
+        engine = cls(pipe, abilities, settings)
         engine._chunk = chunk
         return engine
 
@@ -100,22 +124,37 @@ class Engine:
         self._chunk.close()
 
     def warm_up(self) -> None:
-        """Make one output of the default size in two steps, so that no client gets the slow run.
+        """Make one output of each warm-up size in two steps, so that no client gets the slow run.
+
+        The default size comes first, then those of `warmup_shapes`.
 
         Raises:
             GenerationError: When the model cannot make it; the replica must not become ready.
         """
+        usual = WarmupShape(self.abilities.default_width, self.abilities.default_height)
+        for shape in dict.fromkeys((usual, *self._warmup_shapes)):
+            self._warm_up(shape)
+        self.abilities = replace(self.abilities, preview=self._preview.ready)
+
+    def _warm_up(self, shape: WarmupShape) -> None:
         abilities = self.abilities
-        task = abilities.tasks[0]
+        multiple = abilities.size_multiple
+        if shape.width % multiple or shape.height % multiple:
+            raise ModelLoadFailed(
+                f"engine_args.warmup_shapes: {shape.width}x{shape.height} is not a multiple of "
+                f"{multiple}, as {type(self._pipe).__name__} needs it"
+            )
+        task, frames = abilities.tasks[0], abilities.default_frames
         parameters = Parameters(
             prompt="warm-up",
             seed=0,
             task=task,
-            width=abilities.default_width,
-            height=abilities.default_height,
-            num_inference_steps=min(abilities.default_steps, 2),
+            width=shape.width,
+            height=shape.height,
+            # A cache shows only late in a run whether it fits the family.
+            num_inference_steps=min(abilities.default_steps, 100 if self._step_cache.on else 2),
             guidance_scale=abilities.default_guidance_scale if abilities.guidance_scale else None,
-            num_frames=abilities.default_frames,
+            num_frames=frames and (shape.num_frames or frames),
             fps=abilities.default_fps,
         )
         size = (parameters.width, parameters.height)
@@ -124,7 +163,6 @@ class Engine:
             mask=Image.new("L", size, "white") if task == INPAINT else None,
         )
         self.generate(parameters, SilentObserver(), inputs)
-        self.abilities = replace(abilities, preview=self._preview.ready)
 
     def generate(
         self, parameters: Parameters, observer: Observer, inputs: Inputs | None = None
@@ -142,15 +180,17 @@ class Engine:
             Interrupted: When the observer raised it; the engine is as before the call.
             OutOfMemory: The memory of the run is free again.
             NonFiniteOutput: NaN or infinity came instead of an output, in float32 too.
+            LoraLoadFailed: An adapter can not be read or does not fit; the others are as before.
             DeviceLost: No run of this process can succeed any more, whoever is to blame.
             GenerationFailed: Anything else the pipeline raised; the log has its traceback.
         """
         try:
-            return self._generate_finite(parameters, observer, inputs or Inputs())
+            with self._one_at_a_time:
+                return self._generate_finite(parameters, observer, inputs or Inputs())
         except ServingError:
             raise
         except Exception as error:
-            failure = _as_failure(error, parameters, self._pipe.device.type)
+            failure = _as_failure(error, parameters, self._pipe._execution_device.type)
             if isinstance(failure, OutOfMemory):
                 # Without the traceback: a log handler that keeps it would keep the tensors too.
                 logger.warning("%s (%s)", failure, short_cause(error))
@@ -164,7 +204,7 @@ class Engine:
 
     def device_memory_bytes(self) -> int | None:
         """Return the bytes that this process holds of its CUDA devices; None on a CPU."""
-        if self._pipe.device.type != "cuda":
+        if self._pipe._execution_device.type != "cuda":
             return None
         return sum(
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
@@ -210,7 +250,9 @@ class Engine:
     def _generate(self, parameters: Parameters, observer: Observer, inputs: Inputs) -> Generation:
         pipe = self._copy_with_scheduler(self._pipe_for(parameters, inputs), parameters.scheduler)
         arguments = call_arguments(parameters, type(pipe), inputs)
-        with self.rendezvous.member(alone=parameters.deterministic) as member:
+        self._prompts.watch(pipe, lambda: self._adapters.text_state(parameters.lora))
+        key = parameters.lora or None
+        with self.rendezvous.member(alone=parameters.deterministic, key=key) as member:
             latents: list[torch.Tensor] = []
 
             def show(step: int, sample: torch.Tensor) -> None:
@@ -225,10 +267,14 @@ class Engine:
                 with torch.inference_mode(), run:
                     run.tell()
                     run.warnings += self._prompt_warnings(parameters)
+                    self._step_cache.begin(pipe, parameters.num_inference_steps)
                     try:
-                        output = pipe(**arguments)
+                        with self._adapters.ready(parameters.lora, self.rendezvous.held):
+                            output = pipe(**arguments)
                     finally:
                         self._restore_vae(run)
+                        self._step_cache.reset()
+                        free_parts(pipe)
             finally:
                 del self._current.run
         images: tuple[Image.Image, ...] = ()
@@ -286,6 +332,8 @@ class Engine:
         pipe = copy.copy(pipe)
         # Not by setattr, which would register the scheduler in the configuration.
         pipe.__dict__["scheduler"] = scheduler
+        # What it does for one pipeline alone would be done to all that share the parts.
+        pipe.__dict__["maybe_free_model_hooks"] = _nothing
         return pipe
 
     def _prompt_warnings(self, parameters: Parameters) -> list[str]:
@@ -309,6 +357,10 @@ class Engine:
         vae = getattr(self._pipe, "vae", None)
         if run.holds_turn and vae is not None and vae.dtype != self._vae_dtype:
             vae.to(dtype=self._vae_dtype)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _as_failure(error: Exception, parameters: Parameters, device: str) -> GenerationError:

@@ -6,7 +6,6 @@ no pipeline family and nothing of what the pipeline is used for.
 
 import logging
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import diffusers
@@ -15,11 +14,12 @@ import transformers
 
 from configs.errors import ModelLoadFailed
 from configs.stages import EngineArgs, ReplicaPlan
+from workers.failure_cause import is_out_of_memory, short_cause
+from workers.pipeline_settings import apply_settings, place
+from workers.quantization import quantized_arguments
 
 logger = logging.getLogger(__name__)
 
-# Characters of a cause.
-_CAUSE = 240
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 _OWN_CODE = "only pipelines of diffusers itself are served; save the model as one"
@@ -72,20 +72,6 @@ def load_pipeline(plan: ReplicaPlan) -> Any:
     raise ModelLoadFailed(message)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether a device or the host had too little memory."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error).lower()
-    return any(sign in text for sign in ("out of memory", "can't allocate memory", "alloc_failed"))
-
-
-def short_cause(error: BaseException) -> str:
-    """Return an error as one line: its class and the beginning of its text."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {shorten(lines[0], _CAUSE, placeholder=' …')}".rstrip(" :.")
-
-
 def _load(plan: ReplicaPlan, args: EngineArgs) -> Any:
     untyped_diffusers: Any = diffusers
     untyped_transformers: Any = transformers
@@ -107,10 +93,12 @@ def _load(plan: ReplicaPlan, args: EngineArgs) -> Any:
         revision=args.revision,
         local_files_only=Path(args.model).is_dir(),
         **({"device_map": "balanced"} if spread else {}),
+        **quantized_arguments(args, _dtype(args, device), device),
     )
-    if not spread:
-        pipe.to("cuda:0" if device == "cuda" else "cpu")
     pipe.set_progress_bar_config(disable=True)
+    apply_settings(pipe, args.pipeline)
+    if not spread:
+        place(pipe, args.pipeline, torch.device("cuda:0" if device == "cuda" else "cpu"))
     return pipe
 
 

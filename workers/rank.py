@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from workers.call_packing import as_bytes, unpack
 from workers.context_parallel import share_sequence
-from workers.pipeline_loader import short_cause
+from workers.failure_cause import short_cause
 from workers.rank_group import join_group
 from workers.rank_messages import (
     END,

@@ -26,8 +26,8 @@ from configs.stages import EngineArgs
 from workers.call_packing import as_bytes, pack
 from workers.context_parallel import share_sequence
 from workers.denoiser_changes import repeat_changes
+from workers.failure_cause import short_cause
 from workers.lane import Lane, chunk_cores
-from workers.pipeline_loader import short_cause
 from workers.rank_group import join_group, open_store
 from workers.rank_messages import (
     END,

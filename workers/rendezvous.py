@@ -11,13 +11,13 @@ import functools
 import inspect
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from workers.batch_lesson import BatchLesson
-from workers.member import Member
+from workers.member import Bell, Member
 from workers.shared_forward import Call, Forward, run_group
 
 _LESSONS_KEPT = 1000
@@ -46,6 +46,7 @@ class Rendezvous:
         self._members: set[Member] = set()
         self._key: Hashable = None
         self._busy = False
+        self._holders: deque[Bell] = deque()
         self._free_since = 0.0
         self._lessons: dict[Any, BatchLesson] = {}
         self._local = threading.local()
@@ -64,6 +65,24 @@ class Rendezvous:
         finally:
             del self._local.member
             member.leave()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep forwards out while the denoisers are changed; what they were set to is forgotten."""
+        bell = Bell()
+        with self._lock:
+            waits = self._busy
+            self._busy = True
+            if waits:
+                self._holders.append(bell)
+        if waits:
+            bell.wait()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._key = _UNKNOWN
+                self._pass_on()
 
     @property
     def histogram(self) -> dict[int, int]:
@@ -182,12 +201,19 @@ class Rendezvous:
                 run_group(group, group[0].lesson or BatchLesson())
         finally:
             self._lock.acquire()
-            self._busy = False
-            self._free_since = time.monotonic()
             for call in group:
                 call.done = True
                 self._served[call.shared] += call.requests
                 call.member.bell.ring()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the next use the denoisers: whoever waits to hold them, else the first in line."""
+        self._free_since = time.monotonic()
+        if self._holders:
+            self._holders.popleft().ring()
+        else:
+            self._busy = False
             self._ring_first()
 
     def _set_to(self, group: list[Call]) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from workers.batch_lesson import BatchLesson
+from workers.failure_cause import is_out_of_memory, short_cause
 from workers.forward_cost import ForwardCost
 from workers.member import Member
 from workers.merging import Layout, Unmergeable, layout, merge, split
-from workers.pipeline_loader import is_out_of_memory, short_cause
 from workers.rounding import excess
 from workers.row_choice import choose_rows, place_rows
 

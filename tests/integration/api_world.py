@@ -34,6 +34,7 @@ ABILITIES = Abilities(
     default_guidance_scale=3.0,
     schedulers=("DDIMScheduler", "EulerDiscreteScheduler"),
     max_prompt_tokens=77,
+    loras=("ink", "pixel"),
 )
 PIXELS = b"\x89PNG\r\n\x1a\nnot a picture, but bytes all the same"
 _serial = itertools.count(1)

@@ -85,7 +85,16 @@ WRONG: list[tuple[str, Any]] = [
     ("image", "data:image/png;base64,AAAA"),
     ("mask_image", "data:image/png;base64,AAAA"),
     ("strength", 0.5),
-    ("lora", {"name": "pixel"}),
+    ("lora", {"name": "gouache"}),
+    ("lora", {"name": "../pixel"}),
+    ("lora", "pixel"),
+    ("lora", {"scale": 1}),
+    ("lora", {"name": "pixel", "scale": "1"}),
+    ("lora", {"name": "pixel", "scale": True}),
+    ("lora", {"name": "pixel", "scale": 101}),
+    ("lora", {"name": "pixel", "path": "/etc/passwd"}),
+    ("lora", [{"name": "pixel"}, {"name": "pixel", "scale": 2}]),
+    ("lora", [{"name": "pixel"}] * 9),
     ("num_frames", 16),
     ("fps", 8),
     ("preview", True),
@@ -171,7 +180,7 @@ def test_all_wrong_fields_are_named_at_once(door: Door, replica: PlayedReplica) 
     assert wrong["width"] == "63 is not a multiple of 8; give 56 or 64"
     assert wrong["num_inference_steps"] == "'many' is not a whole number"
     assert wrong["fps"] == "text-to-image of 'tiny' takes none; leave it out"
-    assert "not served by this version" in wrong["lora"]
+    assert "is no adapter; write" in wrong["lora"]
     assert "did you mean negative_prompt?" in wrong["negativ_prompt"]
     assert error_of(answer)["param"] is None
 

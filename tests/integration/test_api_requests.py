@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from configs.settings import Settings
-from routing.parameters import Abilities
+from routing.parameters import Abilities, Lora
 from tests.integration.api_world import (
     ABILITIES,
     PIXELS,
@@ -25,6 +25,25 @@ from tests.integration.api_world import (
 )
 from tests.integration.conftest import OpenDoor
 from tests.waiting import wait_until
+
+
+def test_adapters_are_taken_one_or_several_and_edited(door: Door, replica: PlayedReplica) -> None:
+    assert body_of(door.get("/v1/models"))["data"][0]["loras"] == ["ink", "pixel"]
+    one = door.submitted(lora={"name": "pixel"})
+    assert one["parameters"]["lora"] == [{"name": "pixel", "scale": 1.0}]
+    two = door.submitted(lora=[{"name": "pixel", "scale": -2}, {"name": "ink", "scale": 0.5}])
+    assert two["parameters"]["lora"] == [
+        {"name": "pixel", "scale": -2.0},
+        {"name": "ink", "scale": 0.5},
+    ]
+    url = f"/v1/requests/{two['id']}"
+    assert body_of(door.patch(two["id"], seed=5))["parameters"]["lora"] == two["parameters"]["lora"]
+    changed = body_of(door.patch(two["id"], lora={"name": "ink"}))
+    assert changed["parameters"]["lora"] == [{"name": "ink", "scale": 1.0}]
+    assert body_of(door.patch(two["id"], lora=None))["parameters"]["lora"] == []
+    assert body_of(door.get(url))["parameters"]["lora"] == []
+    assert door.submitted(lora=[])["parameters"]["lora"] == []
+    assert replica.claim().parameters.lora == (Lora("pixel", 1.0),)
 
 
 def test_a_submit_is_accepted_with_all_its_parameters(door: Door, replica: PlayedReplica) -> None:
@@ -56,6 +75,7 @@ def test_a_submit_is_accepted_with_all_its_parameters(door: Door, replica: Playe
         "output_format": "png",
         "output_compression": None,
         "deterministic": False,
+        "lora": [],
         "image": [],
         "mask_image": None,
         "strength": None,

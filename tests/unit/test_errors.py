@@ -45,6 +45,7 @@ def test_every_error_says_when_it_is_raised(kind: type[ServingError]) -> None:
         ("ModelLoadFailed", 500, "model_load_failed", False),
         ("OutOfMemory", 500, "out_of_memory", False),
         ("GenerationFailed", 500, "generation_failed", False),
+        ("LoraLoadFailed", 500, "lora_load_failed", False),
         ("OutputWriteFailed", 500, "output_write_failed", True),
         ("InputUnavailable", 500, "input_unavailable", False),
         ("NonFiniteOutput", 500, "non_finite_output", False),

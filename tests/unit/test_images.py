@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from routing.parameters import IMAGE_FORMATS, Parameters
+from routing.parameters import IMAGE_FORMATS, Lora, Parameters
 from workers.images import encode
 
 PARAMETERS = Parameters(
@@ -18,6 +18,7 @@ PARAMETERS = Parameters(
     height=8,
     num_inference_steps=4,
     guidance_scale=3.5,
+    lora=(Lora("ink"), Lora("pixel", 0.5)),
 )
 FIELDS = {
     "prompt": PARAMETERS.prompt,
@@ -26,6 +27,7 @@ FIELDS = {
     "num_inference_steps": 4,
     "guidance_scale": 3.5,
     "scheduler": "DDIMScheduler",
+    "lora": "ink 1, pixel 0.5",
     "width": 16,
     "height": 8,
     "model": "tiny",

@@ -1,0 +1,30 @@
+"""LoRA files with random weights for the parts of a pipeline, small enough to make in a test."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+
+def lora_weights(
+    parts: dict[str, Any], seed: int, *, rank: int = 2, size: float = 0.5
+) -> dict[str, Any]:
+    """Make weights for the attention of each part, named as the pipeline names it."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for part, module in parts.items():
+        for name, layer in module.named_modules():
+            if name.endswith(("to_q", "to_v", "q_proj", "v_proj")):
+                key = f"{part}.{name}"
+                down = torch.randn(rank, layer.in_features, generator=generator)
+                up = torch.randn(layer.out_features, rank, generator=generator)
+                weights[f"{key}.lora_A.weight"] = down * size
+                weights[f"{key}.lora_B.weight"] = up * size
+    return weights
+
+
+def save_lora(path: Path, parts: dict[str, Any], seed: int, **options: Any) -> Path:
+    """Write such weights to a .safetensors file."""
+    save_file(lora_weights(parts, seed, **options), path)
+    return path

@@ -1,0 +1,158 @@
+"""The prompt-embedding cache: a hit has the bytes of a miss, and what differs is encoded anew."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.pipeline_settings import PipelineSettings
+from routing.parameters import Lora
+from tests.engine.conftest import MakeParameters, plan
+from tests.engine.lora_files import save_lora
+from tests.engine.recorder import Recorder
+from tests.engine.tiny_families import FAMILIES, save_family
+from workers.engine import Engine
+from workers.pipeline_loader import load_pipeline
+from workers.prompt_cache import PromptCache
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("loras")
+    pipe = load_pipeline(plan())
+    save_lora(folder / "words.safetensors", {"text_encoder": pipe.text_encoder}, 1)
+    save_lora(folder / "style.safetensors", {"unet": pipe.unet}, 2)
+    return Engine.load(plan(pipeline=PipelineSettings(lora_dir=str(folder))))
+
+
+@pytest.fixture(scope="module")
+def uncached() -> Engine:
+    return Engine.load(plan(pipeline=PipelineSettings(enable_prompt_embed_cache=False)))
+
+
+def made(engine: Engine, parameters: Any) -> bytes:
+    return engine.generate(parameters, Recorder()).images[0].tobytes()
+
+
+def counted(engine: Engine) -> tuple[int, int]:
+    return engine._prompts.hits, engine._prompts.misses
+
+
+def test_a_hit_has_the_bytes_of_a_miss_and_of_no_cache(
+    cached: Engine, uncached: Engine, parameters: MakeParameters
+):
+    encodings: list[Any] = []
+    cached._pipe.text_encoder.register_forward_pre_hook(lambda *_: encodings.append(None))
+    asked = parameters(prompt="a green ring")
+    images = [made(cached, asked)]
+    once = len(encodings)
+    assert once
+    images += [made(cached, asked), made(uncached, asked), made(uncached, asked)]
+    assert len(encodings) == once
+    assert len(set(images)) == 1
+    assert counted(uncached) == (0, 0)
+    other_seed = made(cached, parameters(prompt="a green ring", seed=2))
+    assert len(encodings) == once
+    assert other_seed == made(uncached, parameters(prompt="a green ring", seed=2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": "a white star"},
+        {"negative_prompt": "a blue background"},
+        {"num_outputs_per_prompt": 2},
+        {"guidance_scale": 0.0},
+        {"lora": (Lora("words"),)},
+        {"lora": (Lora("words", 0.5),)},
+    ],
+)
+def test_another_encoding_is_made_anew(
+    cached: Engine, uncached: Engine, parameters: MakeParameters, change: dict[str, Any]
+):
+    asked = {"prompt": "a white ring", "num_inference_steps": 2}
+    made(cached, parameters(**asked))
+    hits, misses = counted(cached)
+    first = made(cached, parameters(**{**asked, **change}))
+    assert counted(cached) == (hits, misses + 1)
+    if "lora" not in change:
+        assert first == made(uncached, parameters(**{**asked, **change}))
+    assert made(cached, parameters(**{**asked, **change})) == first
+    assert counted(cached) == (hits + 1, misses + 1)
+
+
+def test_an_adapter_of_the_denoiser_alone_shares_the_encoding(
+    cached: Engine, parameters: MakeParameters
+):
+    made(cached, parameters(prompt="a red ring"))
+    hits, misses = counted(cached)
+    made(cached, parameters(prompt="a red ring", lora=(Lora("style"),)))
+    assert counted(cached) == (hits + 1, misses)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_hits_with_the_same_bytes(
+    tmp_path: Path, parameters: MakeParameters, name: str
+):
+    engine = Engine.load(plan(save_family(name, tmp_path)))
+    asked: dict[str, Any] = {"width": 32, "height": 32, "num_inference_steps": 2}
+    if engine.abilities.default_frames is not None:
+        asked |= {"task": "text-to-video", "num_frames": 1 + engine.abilities.frames_step}
+    outputs = []
+    for _ in range(2):
+        generation = engine.generate(parameters(**asked), Recorder())
+        videos = [video.frames.tobytes() for video in generation.videos]
+        outputs.append([*(image.tobytes() for image in generation.images), *videos])
+    assert outputs[0] == outputs[1]
+    assert counted(engine)[0] == counted(engine)[1] > 0
+
+
+class Encoder:
+    """A pipeline of nothing but `encode_prompt`; 400 bytes for each text."""
+
+    calls = 0
+
+    def encode_prompt(self, prompt: Any, scale: float = 1.0, embeds: Any = None) -> Any:
+        self.calls += 1
+        return torch.full((100,), float(len(prompt))), [None, torch.zeros(0)]
+
+
+def watched(most_bytes: int) -> tuple[Any, PromptCache]:
+    pipe, cache = Encoder(), PromptCache(most_bytes)
+    cache.watch(pipe, lambda: None)
+    return pipe, cache
+
+
+def test_what_was_used_longest_ago_goes_first_and_the_bytes_stay_below():
+    pipe, cache = watched(1000)
+    for text in ("a", "bb", "a", "ccc", "a"):
+        pipe.encode_prompt(text)
+        assert cache.bytes <= 1000
+    assert (cache.hits, cache.misses, pipe.calls) == (2, 3, 3)
+    pipe.encode_prompt("bb")
+    assert pipe.calls == 4
+    pipe.encode_prompt("x" * 2000)
+    pipe.encode_prompt("x" * 2000)
+    assert pipe.calls == 6
+
+
+def test_a_change_of_what_was_given_changes_nothing_that_is_kept():
+    pipe, _ = watched(1000)
+    for _ in range(3):
+        embeddings, more = pipe.encode_prompt("a")
+        assert bool((embeddings == 1).all())
+        embeddings.zero_()
+        more.clear()
+    assert pipe.calls == 1
+
+
+def test_equal_values_of_different_types_are_different_and_tensors_are_passed_on():
+    pipe, cache = watched(1000)
+    for scale in (1, 1.0, True):
+        pipe.encode_prompt("a", scale)
+    assert pipe.calls == 3
+    pipe.encode_prompt("a", embeds=torch.zeros(1))
+    pipe.encode_prompt("a", embeds=torch.zeros(1))
+    assert pipe.calls == 5
+    assert cache.misses == 3
