@@ -61,7 +61,8 @@ class _Value:
             return self.content
 
 
-def _put(found: dict[str, Any], part: str, value: _Value) -> None:
+def _put(found: dict[str, Any], part: str | None, value: _Value) -> None:
+    part = part or ""  # werkzeug gives None for a part that says no name
     match = _PART.match(part)
     if match is None:
         raise MalformedRequest(f"{part[:80]!r} is no name of a form field.")

@@ -142,6 +142,21 @@ def test_a_name_that_stands_twice_is_malformed(door: Door, editing: PlayedReplic
     assert send_form(door, **{"seed[a][b]": "1"}).status_code == 400
 
 
+def test_a_part_without_a_name_is_malformed(door: Door, editing: PlayedReplica) -> None:
+    for header in ("form-data", 'form-data; filename="a.png"'):
+        body = f"--x\r\nContent-Disposition: {header}\r\n\r\na\r\n--x--\r\n"
+        answer = door.client.post(
+            "/v1/requests", data=body, content_type="multipart/form-data; boundary=x"
+        )
+        assert answer.status_code == 400
+        assert "no name of a form field" in error_of(answer)["message"]
+
+
+def test_an_adapter_in_a_form_is_json(door: Door, editing: PlayedReplica) -> None:
+    answer = send_form(door, image=file(BLUE), lora='{"name": "ink", "scale": 2}')
+    assert body_of(answer)["parameters"]["lora"] == [{"name": "ink", "scale": 2.0}]
+
+
 def test_a_large_data_url_fits_into_a_form(door: Door, editing: PlayedReplica) -> None:
     large = picture(64, 64, "jpeg") + b"\0" * 1_000_000
     boundary, body = encode_multipart({"prompt": "a", "image": data_url(large, "image/jpeg")})
