@@ -32,8 +32,8 @@ class LoraField(fields.Field[list[dict[str, Any]]]):
         """Show both forms in OpenAPI."""
         super().__init__(
             metadata={
-                "description": "Adapter by name, or a list of them, each with its weight; the model "
-                "lists them.",
+                "description": "Adapter by name, or a list of them, each with its weight; the "
+                "model lists them.",
                 "anyOf": [_LORA, {"type": "array", "items": _LORA, "maxItems": _MAX_LORAS}],
             }
         )
