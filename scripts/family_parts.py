@@ -56,14 +56,15 @@ def t5(width: int = 32) -> Any:
     return T5EncoderModel(config).eval()
 
 
-def vae(channels: int = 4, blocks: int = 2, **options: Any) -> Any:
-    """An autoencoder of images that halves them `blocks - 1` times."""
+def vae(channels: int = 4, **options: Any) -> Any:
+    """An autoencoder of images: 8 x 8 pixels to a latent, as all real ones have it."""
     return AutoencoderKL(
-        block_out_channels=(8,) * blocks,
-        down_block_types=("DownEncoderBlock2D",) * blocks,
-        up_block_types=("UpDecoderBlock2D",) * blocks,
+        block_out_channels=(8,) * 4,
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
         latent_channels=channels,
         norm_num_groups=4,
+        mid_block_add_attention=False,
         **options,
     )
 

@@ -12,22 +12,26 @@ from PIL import Image, ImageDraw
 
 from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS, Abilities, Parameters
+from workers.abilities import inspect_abilities
 from workers.engine import Engine, Generation
 from workers.inputs import Inputs
 from workers.merging import Unmergeable, layout
 from workers.observer import Interrupted, SilentObserver
+from workers.pipeline_loader import load_pipeline
 
 _TIMEOUT_S = 120
 _STEPS = 3
-# Who comes first may run its first steps alone, and the first shared one proves itself.
-_SHARED_STEPS = 6
+# The first runs alone, and the second proves itself.
+_SHARED_STEPS = 5
 _LARGEST_DIFFERENCE = 1
 
 
-def load_folder(folder: Path) -> Engine:
-    """Load a saved pipeline on one CPU core, as a replica would."""
+def load_folder(folder: Path) -> tuple[Any, Engine]:
+    """Load a saved pipeline on one CPU core, as a replica would, and return it with its engine."""
     args = EngineArgs(model=str(folder), device="cpu")
-    return Engine.load(ReplicaPlan("replica0", 0, StageConfig(0, RuntimeConfig((0,)), args), (0,)))
+    stage = StageConfig(0, RuntimeConfig((0,)), args)
+    pipe = load_pipeline(ReplicaPlan("replica0", 0, stage, (0,)))
+    return pipe, Engine(pipe, inspect_abilities(pipe, {}))
 
 
 def small_request(abilities: Abilities, task: str, **changes: Any) -> Parameters:
@@ -66,27 +70,42 @@ def pixels(generation: Generation, index: int = 0) -> Any:
 
 
 class Watcher(SilentObserver):
-    """Notes the steps, waits for others before the first one, and stops where it is told."""
+    """Notes the steps, waits for others after the first one, and stops where it is told."""
 
     def __init__(self, start: threading.Barrier | None = None, stop_at: int | None = None) -> None:
         """Wait at `start`; stop at call number `stop_at`."""
         self.calls: list[tuple[int, int]] = []
+        self.pictures = 0
         self._start = start
         self._stop_at = stop_at
 
     def on_step(self, step: int, steps: int) -> None:
         """Note where the run is."""
-        if self._start is not None and len(self.calls) == 1:
+        if self._start is not None and step == 1 and self.calls[-1][0] == 0:
             self._start.wait(_TIMEOUT_S)
         self.calls.append((step, steps))
         if len(self.calls) - 1 == self._stop_at:
             raise Interrupted("canceled")
 
+    def wants_preview(self) -> bool:
+        """Want all."""
+        return True
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        """Count it."""
+        self.pictures += 1
+
 
 def together(engine: Engine, asked: list[Parameters]) -> list[Generation]:
-    """Run requests at once; those whose calls can be shared share them."""
-    engine.rendezvous.max_wait_s, engine.rendezvous.wait_share = _TIMEOUT_S, 1e12
-    start = threading.Barrier(len(asked))
+    """Run requests at once; those whose calls can be shared share them from the second step on."""
+    rendezvous = engine.rendezvous
+
+    def be_patient() -> None:
+        rendezvous.max_wait_s, rendezvous.wait_share = _TIMEOUT_S, 1e12
+
+    # Until all have made a step nobody waits: not all are in their loops yet.
+    rendezvous.max_wait_s = 0.0
+    start = threading.Barrier(len(asked), action=be_patient)
 
     def run(each: Parameters) -> Generation:
         return engine.generate(each, Watcher(start), small_inputs(each.task))
@@ -104,6 +123,7 @@ class Trial:
         abilities: What its replicas publish.
         merges: `yes`, or why requests of it run their steps alone.
         cancels: Whether a run that was ended left nothing behind, for each of its tasks.
+        previews: Whether small pictures came while it ran.
         lora: Whether the pipeline takes adapters.
         context_parallel: Whether its denoiser says how to be cut over devices.
     """
@@ -112,19 +132,22 @@ class Trial:
     abilities: Abilities
     merges: str
     cancels: bool
+    previews: bool
     lora: bool
     context_parallel: bool
 
 
-def try_family(engine: Engine, pipe: Any) -> Trial:
-    """Run every task of a family: whole, ended half way, again, and two at once."""
+def try_family(folder: Path) -> Trial:
+    """Run every task of a saved pipeline: whole, ended half way, again, and two at once."""
+    pipe, engine = load_folder(folder)
     denoiser = getattr(pipe, "transformer", None) or pipe.unet
-    tasks = engine.abilities.tasks
+    cancels = all(_cancels(engine, task) for task in engine.abilities.tasks)
     return Trial(
         pipeline=type(pipe).__name__,
         abilities=engine.abilities,
-        merges=_merges(engine, denoiser),
-        cancels=all(_cancels(engine, task) for task in tasks),
+        merges=_merges(folder),
+        cancels=cancels,
+        previews=_previews(engine),
         lora=hasattr(pipe, "load_lora_weights"),
         context_parallel=getattr(denoiser, "_cp_plan", None) is not None,
     )
@@ -142,39 +165,44 @@ def _cancels(engine: Engine, task: str) -> bool:
     return False
 
 
-def _merges(engine: Engine, denoiser: Any) -> str:
-    """Try two requests whose prompts have equal and then different lengths."""
-    reasons: list[str] = []
-    signature = inspect.signature(type(denoiser).forward)
+def _previews(engine: Engine) -> bool:
+    task = engine.abilities.tasks[0]
+    watcher = Watcher()
+    engine.generate(small_request(engine.abilities, task), watcher, small_inputs(task))
+    return watcher.pictures > 0
 
-    def look(module: Any, args: Any, kwargs: Any) -> None:
+
+def _merges(folder: Path) -> str:
+    """Try two requests whose prompts have equal and then different lengths."""
+    # Each time anew: what an engine measured on a busy machine may keep it from merging.
+    pipe, engine = load_folder(folder)
+    denoiser, reasons = getattr(pipe, "transformer", None) or pipe.unet, list[str]()
+    names = list(inspect.signature(type(denoiser).forward).parameters)[1:]
+
+    def look(_: Any, args: Any, kwargs: Any) -> None:
         try:
-            layout({k: v for k, v in signature.bind(module, *args, **kwargs).arguments.items()
-                    if k != "self"})  # fmt: skip
+            layout({**dict(zip(names, args, strict=False)), **kwargs})
         except Unmergeable as error:
             reasons.append(error.name)
 
+    denoiser.register_forward_pre_hook(look, with_kwargs=True)
     task = engine.abilities.tasks[0]
-    hook = denoiser.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        asked = [
-            small_request(engine.abilities, task, seed=seed, num_inference_steps=_SHARED_STEPS)
-            for seed in (3, 4)
-        ]
-        alone = [engine.generate(each, Watcher(), small_inputs(task)) for each in asked]
-        made = together(engine, asked)
-    finally:
-        hook.remove()
-    worst = max(
-        np.abs(pixels(one) - pixels(other)).max() for one, other in zip(made, alone, strict=True)
-    )
+    asked = [
+        small_request(engine.abilities, task, seed=seed, num_inference_steps=_SHARED_STEPS)
+        for seed in (3, 4)
+    ]
+    alone = [engine.generate(each, Watcher(), small_inputs(task)) for each in asked]
+    made = together(engine, asked)
+    pairs = zip(made, alone, strict=True)
+    worst = max(np.abs(pixels(one) - pixels(other)).max() for one, other in pairs)
     if worst > _LARGEST_DIFFERENCE:
         raise AssertionError(f"merged, pixels differ by {worst}")
     if reasons:
-        return f"no: no rule for `{reasons[0]}`"
+        return f"no: there is no rule for `{reasons[0]}`"
     if min(each.batch_mean for each in made) == 1:
         return "no: merged, outputs differ by more than rounding"
     longer = asked[1].with_changes({"prompt": "a small green square on a white ground"})
-    if min(each.batch_mean for each in together(engine, [asked[0], longer])) == 1:
+    _, other_engine = load_folder(folder)
+    if min(each.batch_mean for each in together(other_engine, [asked[0], longer])) == 1:
         return "if the prompts are equally long"
     return "yes"

@@ -114,12 +114,12 @@ def stable_diffusion_3() -> Any:
 
 def flux() -> Any:
     """FLUX.1."""
-    return FluxPipeline(transformer=_flux_transformer(), **_flux_parts(2))
+    return FluxPipeline(transformer=_flux_transformer(), **_flux_parts())
 
 
 def flux_kontext() -> Any:
-    """FLUX.1 Kontext; its images are scaled to a million pixels, so a latent is 64 pixels wide."""
-    return FluxKontextPipeline(transformer=_flux_transformer(), **_flux_parts(7))
+    """FLUX.1 Kontext, which scales its images to a million pixels."""
+    return FluxKontextPipeline(transformer=_flux_transformer(), **_flux_parts())
 
 
 def _flux_transformer() -> Any:
@@ -137,10 +137,10 @@ def _flux_transformer() -> Any:
     )
 
 
-def _flux_parts(blocks: int) -> dict[str, Any]:
+def _flux_parts() -> dict[str, Any]:
     return {
         "scheduler": FlowMatchEulerDiscreteScheduler(),
-        "vae": vae(4, blocks, shift_factor=0.06, scaling_factor=1.5),
+        "vae": vae(shift_factor=0.06, scaling_factor=1.5),
         "text_encoder": clip(),
         "tokenizer": tokenizer(),
         "text_encoder_2": t5(),
@@ -153,7 +153,7 @@ def pixart() -> Any:
     return PixArtAlphaPipeline(
         tokenizer=tokenizer(64),
         text_encoder=t5(),
-        vae=vae(blocks=4),
+        vae=vae(),
         transformer=PixArtTransformer2DModel(
             sample_size=32,  # the pipeline knows 32, 64, 128 and 256 only
             num_layers=1,
@@ -183,12 +183,12 @@ def sana() -> Any:
         vae=AutoencoderDC(
             latent_channels=4,
             attention_head_dim=2,
-            encoder_block_out_channels=(8, 8, 8, 8),
-            decoder_block_out_channels=(8, 8, 8, 8),
-            encoder_qkv_multiscales=((), (), (), (5,)),
-            decoder_qkv_multiscales=((), (), (), (5,)),
-            encoder_layers_per_block=(1, 1, 1, 1),
-            decoder_layers_per_block=(1, 1, 1, 1),
+            encoder_block_out_channels=(8,) * 6,
+            decoder_block_out_channels=(8,) * 6,
+            encoder_qkv_multiscales=((), (), (), (), (), (5,)),
+            decoder_qkv_multiscales=((), (), (), (), (), (5,)),
+            encoder_layers_per_block=(1,) * 6,
+            decoder_layers_per_block=(1,) * 6,
             downsample_block_type="conv",
             upsample_block_type="interpolate",
         ),
@@ -238,7 +238,7 @@ def z_image() -> Any:
     """Z-Image."""
     return ZImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(16, 4, shift_factor=0.1159, scaling_factor=0.3611),
+        vae=vae(16, shift_factor=0.1159, scaling_factor=0.3611),
         text_encoder=qwen3(),
         tokenizer=byte_tokenizer(),
         transformer=ZImageTransformer2DModel(

@@ -19,6 +19,7 @@ from routing.parameters import (
 )
 from scripts.families import FAMILIES, save_family
 from scripts.family_trial import Watcher, pixels, small_inputs, small_request, together
+from scripts.models_table import COLUMNS, PAGE, page, row, trial_of
 from tests.engine.conftest import count_decodes, plan
 from tests.engine.recorder import Recorder
 from workers.abilities import inspect_abilities
@@ -31,19 +32,19 @@ EDITING = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE)
 VIDEOS = (TEXT_TO_VIDEO, IMAGE_TO_VIDEO)
 # tasks, size multiple, default size, text tokens, guidance, true CFG, guidance changes at run time
 EXPECTED: dict[str, tuple[Any, ...]] = {
-    "stable_diffusion": (IMAGES, 2, (32, 32), 24, True, False, True),
-    "stable_diffusion_xl": (IMAGES, 2, (32, 32), 24, True, False, True),
-    "stable_diffusion_3": (IMAGES, 4, (32, 32), 64, True, False, True),
-    "flux": (IMAGES, 4, (256, 256), 64, True, True, False),
-    "flux_kontext": (EDITING, 128, (8192, 8192), 64, True, True, False),
+    "stable_diffusion": (IMAGES, 8, (128, 128), 24, True, False, True),
+    "stable_diffusion_xl": (IMAGES, 8, (128, 128), 24, True, False, True),
+    "stable_diffusion_3": (IMAGES, 16, (128, 128), 64, True, False, True),
+    "flux": (IMAGES, 16, (1024, 1024), 64, True, True, False),
+    "flux_kontext": (EDITING, 16, (1024, 1024), 64, True, True, False),
     "qwen_image": (IMAGES, 16, (1024, 1024), 512, False, True, None),
     "pixart": ((TEXT_TO_IMAGE,), 16, (256, 256), 64, True, False, False),
-    "sana": ((TEXT_TO_IMAGE,), 8, (1024, 1024), 64, True, False, False),
+    "sana": ((TEXT_TO_IMAGE,), 32, (1024, 1024), 64, True, False, False),
     "z_image": (IMAGES, 16, (1024, 1024), 512, True, False, True),
     "wan": ((TEXT_TO_VIDEO,), 16, (832, 480), 64, True, False, False),
     "wan_image_to_video": ((IMAGE_TO_VIDEO,), 16, (832, 480), 64, True, False, False),
     "ltx": (VIDEOS, 32, (704, 512), 64, True, False, True),
-    "latte": ((TEXT_TO_VIDEO,), 4, (512, 512), 64, True, False, False),
+    "latte": ((TEXT_TO_VIDEO,), 16, (512, 512), 64, True, False, False),
 }
 # default frames, further ones, frames in a second
 FRAMES = {
@@ -164,6 +165,17 @@ def test_guidance_changes_while_running_where_the_loop_reads_it(families: Any, n
     steered = engine.generate(asked, Recorder(guidance=9.0), inputs)
     assert (steered.warnings == ()) == steerable
     assert np.array_equal(pixels(steered), pixels(made)) != steerable
+
+
+@pytest.mark.parametrize("name", ["tiny", *FAMILIES])
+def test_the_page_of_models_says_what_comes_out(name: str, tmp_path: Path):
+    assert row(name, trial_of(name, tmp_path)) in PAGE.read_text().splitlines()
+
+
+def test_the_page_of_models_is_the_one_that_the_command_writes():
+    written = PAGE.read_text()
+    rows = [line for line in written.splitlines() if line.count("|") == COLUMNS + 1]
+    assert page(dict.fromkeys(("tiny", *FAMILIES)), rows[2 : 3 + len(FAMILIES)]) == written
 
 
 def test_both_denoisers_of_wan_take_part(families: Any):
