@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,23 +118,28 @@ def dit(size: Size) -> tuple[Any, Callable[[int], dict[str, Any]]]:
 class Bench:
     """One denoiser, ready in each way."""
 
-    def __init__(self, denoiser: Any, device: str, count: int, closing: ExitStack) -> None:
-        """Put the denoiser on the devices; `closing` ends what was started."""
+    def __init__(
+        self, denoiser: Any, device: str, count: int, ways: Sequence[str], closing: ExitStack
+    ) -> None:
+        """Put the denoiser on the devices for those ways; `closing` ends what was started."""
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self._device = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
         self._dtype = dtype
         self._count = count
-        whole = denoiser.to(self._device, dtype).eval()
-        self._modules = {"one": whole, "threads": whole}
+        whole = denoiser.to(self._device).eval()
+        if device == "cuda":
+            whole = whole.to(dtype)
+        self._modules = {"one": whole}
+        if device == "cpu" and "threads" in ways:
+            self._modules["threads"] = whole
         lanes = self._lanes = open_lanes(device, count)
         for lane in lanes:
             closing.callback(lane.close)
-        self._modules["copies"] = copy.deepcopy(whole)
-        spread_rows(self._modules["copies"], lanes)
-        if getattr(whole, "_cp_plan", None) is not None:
+        if "copies" in ways:
+            self._modules["copies"] = copy.deepcopy(whole)
+            spread_rows(self._modules["copies"], lanes)
+        if "ranks" in ways and getattr(whole, "_cp_plan", None) is not None:
             self._modules["ranks"] = self._on_ranks(copy.deepcopy(whole), lanes[0], closing)
-        if device == "cuda":
-            del self._modules["threads"]
 
     def _on_ranks(self, module: Any, lane: Lane, closing: ExitStack) -> Any:
         folder = closing.enter_context(tempfile.TemporaryDirectory())
@@ -216,6 +221,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None)
     parser.add_argument("--devices", type=int, default=2, help="cores or GPUs of the replica")
     parser.add_argument("--size", choices=tuple(SIZES), default=None, help="large on CUDA")
+    parser.add_argument("--ways", choices=WAYS[1:], nargs="+", default=list(WAYS[1:]))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4], help="rows of a call")
     return parser.parse_args()
@@ -226,7 +232,7 @@ def main() -> None:
     chosen = options()
     device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
     size = SIZES[chosen.size or ("large" if device == "cuda" else "small")]
-    torch.set_num_threads(chosen.devices)
+    torch.set_num_threads(chosen.devices if "threads" in chosen.ways else 1)
     torch.manual_seed(0)
     before = os.getloadavg()[0]
     print("| denoiser | rows | one device | threads | copies | ranks |")
@@ -235,7 +241,7 @@ def main() -> None:
     for name, make in (("UNet", unet), ("DiT", dit)):
         denoiser, call = make(size)
         with ExitStack() as closing:
-            bench = Bench(denoiser, device, chosen.devices, closing)
+            bench = Bench(denoiser, device, chosen.devices, chosen.ways, closing)
             for number in chosen.rows:
                 row = measure(bench, name, call(number), number, chosen.repeats)
                 rows.append(asdict(row))

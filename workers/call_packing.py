@@ -6,6 +6,7 @@ rest is pickled. Knows neither processes nor what is called.
 
 import io
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -59,6 +60,11 @@ def unpack(data: bytes, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
     return value, [unpacker.tensors[index] for index in sorted(unpacker.tensors)]
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a contiguous tensor, byte by byte."""
-    return tensor.reshape(-1).view(torch.uint8)
+def as_bytes(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the memory of each tensor that has any, byte by byte; a copy of scattered ones."""
+    return [
+        # One element of a tensor that was expanded is contiguous with a stride of 0.
+        each.contiguous().as_strided((each.numel(),), (1,)).view(torch.uint8)
+        for each in tensors
+        if each.numel()
+    ]

@@ -19,15 +19,17 @@ from configs import stages
 # The ring needs the log-sum-exp of attention, which torch's own choice of a kernel does not give.
 _RING_BACKEND = "_native_cudnn"
 _RING_TYPES = (torch.bfloat16, torch.float16)
+# Their attention masks have an entry for each head, which no rank cuts (diffusers 0.42.1).
+_BROKEN = frozenset(("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel"))
 
 
 def refusal(module: Any, parallel: stages.ParallelConfig) -> str | None:
     """Return why this denoiser can not be shared so, with a mend; None where it can."""
     name = type(module).__name__
-    if getattr(module, "_cp_plan", None) is None:
+    if getattr(module, "_cp_plan", None) is None or name in _BROKEN:
         return (
-            f"diffusers has no plan for sharing the sequence of {name}; use cfg_parallel_size,"
-            " which shares the rows of its calls"
+            f"diffusers has no working plan for sharing the sequence of {name};"
+            " use cfg_parallel_size, which shares the rows of its calls"
         )
     if parallel.ring_degree > 1 and (
         module.device.type != "cuda" or module.dtype not in _RING_TYPES

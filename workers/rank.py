@@ -96,8 +96,8 @@ class Rank:
 
     def _forward(self, message: Forward) -> None:
         (args, kwargs), tensors = unpack(message.packed, self._device)
-        for tensor in tensors:
-            dist.broadcast(as_bytes(tensor), src=0)
+        for each in as_bytes(tensors):
+            dist.broadcast(each, src=0)
         try:
             self._denoisers[message.denoiser](*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - rank 0 raises it too, or this process ends

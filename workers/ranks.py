@@ -186,10 +186,11 @@ class Ranks:
     ) -> Any:
         self._check()
         packed, tensors = pack((args, kwargs), self._device)
+        sent = as_bytes(tensors)
         try:
             self._tell(Forward(name, packed))
-            for tensor in tensors:
-                dist.broadcast(as_bytes(tensor.contiguous()), src=0)
+            for each in sent:
+                dist.broadcast(each, src=0)
             return forward(*args, **kwargs)
         except BaseException:
             self._undo()

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from configs.errors import DeviceLost, ModelLoadFailed
-from configs.stages import ParallelConfig
+from configs.stages import EngineArgs, ParallelConfig
+from scripts.families import FAMILIES, save_family
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
-from tests.engine.tiny_families import FAMILIES, save_family
+from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
 from workers.device_chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
+from workers.lane import open_lanes
 from workers.pipeline_loader import load_pipeline
+from workers.ranks import Ranks
 
 TIMEOUT_S = 60
 
@@ -126,8 +129,13 @@ def test_a_rank_that_can_not_load_its_part_is_told_with_the_cause(flux_folder: P
 @pytest.mark.parametrize(
     ("name", "parallel", "expected"),
     [
-        ("stable_diffusion", {"ulysses_degree": 2}, "no plan for sharing the sequence of UNet2DC"),
+        (
+            "stable_diffusion",
+            {"ulysses_degree": 2},
+            "no working plan for sharing the sequence of UNet2DC",
+        ),
         ("pixart", {"ulysses_degree": 2}, "PixArtTransformer2DModel; use cfg_parallel_size"),
+        ("ltx", {"ulysses_degree": 2}, "LTXVideoTransformer3DModel; use cfg_parallel_size"),
         ("flux", {"ring_degree": 2}, "ring_degree 2 needs CUDA devices and dtype bfloat16"),
         ("flux", {"ulysses_degree": 4}, "ulysses_degree 4 is more than the 2 heads"),
     ],
@@ -138,6 +146,46 @@ def test_what_a_model_can_not_do_is_refused_with_a_mend(
     found = denoisers(FAMILIES[name]())
     with pytest.raises(ModelLoadFailed, match=expected):
         choose(ParallelConfig(world_size=2, **parallel), found)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen_image": {"negative_prompt": "blue and green", "true_cfg_scale": 3.0},
+    "wan": {"num_frames": 5},
+}
+
+
+def output(name: str, pipe: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        made: torch.Tensor = pipe(
+            prompt=PROMPTS[0],
+            height=48,
+            width=48,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(0),
+            output_type="latent",
+            **OTHERS[name],
+        )[0]
+    return made
+
+
+def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
+    pipes, alone = {}, {}
+    for name in OTHERS:
+        torch.manual_seed(0)
+        pipe = pipes[name] = FAMILIES[name]()
+        pipe.set_progress_bar_config(disable=True)
+        pipe.transformer.eval().save_pretrained(tmp_path / name)
+        alone[name] = output(name, pipe)
+    args = EngineArgs(str(tmp_path), parallel_config=ParallelConfig(2, ulysses_degree=2))
+    (lane, *_) = opened = open_lanes("cpu", 2)
+    started = Ranks.start(args, {name: pipe.transformer for name, pipe in pipes.items()}, lane)
+    try:
+        for name, pipe in pipes.items():
+            assert same(output(name, pipe), alone[name])
+    finally:
+        started.close()
+        for each in opened:
+            each.close()
 
 
 @pytest.mark.parametrize(
