@@ -101,8 +101,8 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-concurrency",
         type=_count,
-        help="requests on the way at a time; default: all (vLLM-Omni's client has 1, at which a "
-        "second replica never gets a request)",
+        help="requests on the way at a time; default: all (vLLM-Omni's client has 1, at which no "
+        "two replicas ever work at once)",
     )
     add("--warmup-requests", type=int, default=1, help="for each replica and size; 0: none")
     add("--warmup-num-inference-steps", type=_count, default=2)
