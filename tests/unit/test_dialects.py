@@ -300,6 +300,32 @@ def test_a_key_for_the_whole_file_is_refused_by_its_name(
     assert expected in message
 
 
+def test_settings_of_the_pipeline_are_taken_from_the_flat_stage(tmp_path: Path) -> None:
+    document = deploy(
+        vae_use_slicing=True,
+        vae_use_tiling=False,
+        cache_backend=None,
+        cache_config=None,
+        enable_cache_dit_summary=False,
+        diffusion_compile_granularity="regional",
+        diffusion_quantization_config="int8",
+    )
+    (stage,) = load(tmp_path, document)
+    pipeline = stage.engine_args.pipeline
+    assert (pipeline.vae_use_slicing, pipeline.vae_use_tiling) == (True, False)
+    assert pipeline.diffusion_compile_granularity == "regional"
+    assert pipeline.quantization is not None
+    assert pipeline.quantization.method == "int8"
+    (stage,) = load(tmp_path, {**DEPLOY, "quantization": "fp8"})
+    assert stage.engine_args.pipeline.quantization is not None
+    assert sole(refusal(tmp_path, deploy(quantization_config="w4a4")))[0] == (
+        "stages[0].quantization_config.method"
+    )
+    path, message = sole(refusal(tmp_path, deploy(cache_backend="cache_dit")))
+    assert path == "stages[0].cache_backend"
+    assert "'cache_dit' is not one of the words known here" in message
+
+
 def test_eager_execution_and_compiling_exclude_each_other(tmp_path: Path) -> None:
     document = deploy(enforce_eager=True, diffusion_compile_granularity="regional")
     found = {fault.param: fault.message for fault in refusal(tmp_path, document).details}
