@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from redis import Redis
 
@@ -14,6 +15,12 @@ from configs.settings import Settings
 from routing.connection import connect
 from routing.router import Router
 from tests.redis_server import RedisServer, find_redis_server, running_redis
+
+# How long an example takes is the machine's business; a busy one must not fail a test.
+hypothesis.settings.register_profile(
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any speed")
 
 
 @pytest.fixture(scope="session")
