@@ -37,10 +37,10 @@ def read_form(schema: Schema) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, text in request.form.items(multi=True):
-        _put(found, name, _Value(text, schema))
+        _put(found, name or "", _Value(text, schema))  # a part may come without a name
     for name, file in request.files.items(multi=True):
         with file.stream:
-            _put(found, name, _Value(file.read(), schema))
+            _put(found, name or "", _Value(file.read(), schema))
     return found
 
 

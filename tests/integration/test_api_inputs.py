@@ -332,3 +332,12 @@ def test_json_that_names_bytes_is_still_json(door: Door, editing: PlayedReplica)
     body = json.dumps({"prompt": "a", "image": {"url": data_url(RED)}})
     answer = door.client.post("/v1/requests", data=body, content_type="application/json")
     assert set(wrong_fields(answer)) == {"image"}
+
+
+def test_a_part_of_a_form_without_a_name_is_malformed(door: Door, replica: PlayedReplica) -> None:
+    body = b"--b\r\nContent-Disposition: form-data\r\n\r\na\r\n--b--\r\n"
+    answer = door.client.post(
+        "/v1/requests", data=body, content_type="multipart/form-data; boundary=b"
+    )
+    assert answer.status_code == 400
+    assert error_of(answer)["code"] == "malformed_request"
