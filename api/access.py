@@ -13,14 +13,16 @@ from typing import Final
 from flask import Flask, Response, request
 
 from api.service import service_of
-from configs.errors import Unauthorized
+from configs.errors import Forbidden, Unauthorized
 
 _OPEN: Final = frozenset({"/health", "/ready"})
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _CHALLENGE: Final = 'Basic realm="Diffusion Replicas", charset="UTF-8"'
 
 
 def register_access(app: Flask) -> None:
     """Ask every call of `app` for the key, if the settings have one."""
+    app.before_request(_refuse_other_sites)
     key = service_of(app).settings.api_key
     if not key:
         return
@@ -36,6 +38,12 @@ def register_access(app: Flask) -> None:
 
     app.before_request(check)
     app.after_request(_challenge)
+
+
+def _refuse_other_sites() -> None:
+    """A page anywhere may make its visitor's browser send a form here, with the key it has kept."""
+    if request.method not in _SAFE and request.headers.get("Sec-Fetch-Site") == "cross-site":
+        raise Forbidden("The page of another site may not do that.", param="Sec-Fetch-Site")
 
 
 def _given() -> str:

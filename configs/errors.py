@@ -97,6 +97,13 @@ class Unauthorized(ServingError):
     code = "unauthorized"
 
 
+class Forbidden(ServingError):
+    """Raised when a browser was made to call by the page of another site."""
+
+    status = 403
+    code = "forbidden"
+
+
 class NotFound(ServingError):
     """Raised when an id or a name is unknown, or is past its retention."""
 

@@ -66,3 +66,14 @@ def test_metrics_name_each_replica_and_its_state(settings: Settings, redis_clien
     assert f'diffusion_replica_state{{{labels},state="ready"}} 1.0' in text
     assert f"diffusion_replica_waiting_requests{{{labels}}} 0.0" in text
     assert f'diffusion_requests_finished_total{{{labels},status="succeeded"}} 0.0' in text
+
+
+def test_the_page_of_another_site_sends_no_form(settings: Settings, redis_client: Redis) -> None:
+    client = create_app(settings).test_client()
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    for method in ("post", "patch", "delete"):
+        answer = getattr(client, method)("/v1/requests/any", headers=foreign)
+        assert (answer.status_code, answer.json["error"]["code"]) == (403, "forbidden")
+    assert client.get("/v1/requests", headers=foreign).status_code == 200
+    own = client.delete("/v1/requests/any", headers={"Sec-Fetch-Site": "same-origin"})
+    assert own.status_code == 404

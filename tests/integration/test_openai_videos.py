@@ -93,6 +93,14 @@ def test_seconds_become_frames_that_the_model_makes(
     assert created(door, **fields)["num_frames"] == frames
 
 
+def test_a_form_without_files_may_be_urlencoded(door: Door, filming: PlayedReplica) -> None:
+    data = {"prompt": "a", "num_inference_steps": "3", "num_frames": "5"}
+    answer = door.client.post("/v1/videos", data=data)
+    assert answer.request.mimetype == "application/x-www-form-urlencoded"
+    assert answer.status_code == 200, answer.json
+    assert filming.claim().parameters.num_inference_steps == 3
+
+
 def test_json_is_taken_too(door: Door, filming: PlayedReplica) -> None:
     body = {"prompt": "a", "seconds": 1, "extra_body": {"num_inference_steps": 3}}
     answer = door.client.post("/v1/videos", json=body)
