@@ -1,6 +1,6 @@
 """The playground: one page at `/` that talks to the calls as any other client does.
 
-Serves three files as they are. Does not know the calls, and the page needs nothing from elsewhere.
+Serves four files as they are. Does not know the calls, and the page needs nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from flask import Blueprint, Response, send_from_directory
 _HERE: Final = Path(__file__).parent
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "media-src 'self'; "
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
 
@@ -27,7 +28,7 @@ def show() -> Response:
     return response
 
 
-@blueprint.get("/page/<any('page.js', 'requests.js', 'page.css'):name>")
+@blueprint.get("/page/<any('page.js', 'inputs.js', 'requests.js', 'page.css'):name>")
 def file(name: str) -> Response:
     """Return a file of the page."""
     return send_from_directory(_HERE, name)

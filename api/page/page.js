@@ -1,20 +1,27 @@
 // The page: the form, the strip of replicas, and what the models allow.
 // A request's own card is in requests.js.
 
+import { followImage, readInputs, reuseInputs, showFields, startInputs } from "./inputs.js";
 import { call, showRequest, startRequests } from "./requests.js";
 
 const REPLICAS_EVERY_MS = 2000;
-const NUMBERS = ["width", "height", "num_inference_steps", "guidance_scale", "num_outputs_per_prompt"];
+const NUMBERS = ["width", "height", "num_inference_steps", "guidance_scale", "num_outputs_per_prompt", "num_frames", "fps"];
+const NUMERALS = [...NUMBERS, "seed", "strength"];
 
 const form = document.getElementById("form");
 const formError = document.getElementById("form-error");
 const notice = document.getElementById("notice");
 let models = [];
+let loading = false;
 
 // --- models -----------------------------------------------------------------
 
+// One at a time: a second answer would write the defaults over what was typed meanwhile.
 async function loadModels() {
+  if (loading) return;
+  loading = true;
   const answer = await call("GET", "v1/models");
+  loading = false;
   if (!answer.ok) return;
   models = answer.body.data;
   const select = form.elements.model;
@@ -23,9 +30,14 @@ async function loadModels() {
   showDefaults();
 }
 
+function chosenModel() {
+  return models.find((one) => one.id === form.elements.model.value);
+}
+
 function showDefaults() {
-  const model = models.find((one) => one.id === form.elements.model.value);
+  const model = chosenModel();
   if (!model) return;
+  showFields(model.takes);
   for (const name of NUMBERS) {
     const value = model.defaults[name];
     if (value !== undefined && value !== null) form.elements[name].value = value;
@@ -34,9 +46,9 @@ function showDefaults() {
     form.elements[name].step = model.size_multiple;
     form.elements[name].min = model.size_multiple;
   }
-  for (const label of form.querySelectorAll("[data-takes]")) {
-    label.hidden = !model.takes[label.dataset.takes];
-  }
+  form.elements.num_frames.step = model.frames_step ?? 1;
+  form.elements.image.multiple = model.limits.images > 1;
+  followImage(model.defaults);
 }
 
 // --- replicas ---------------------------------------------------------------
@@ -69,16 +81,17 @@ function replicaItem(replica) {
 
 // --- the form ---------------------------------------------------------------
 
-function body() {
-  const given = {};
+async function body() {
+  const given = await readInputs();
   for (const [name, value] of new FormData(form)) {
+    if (value instanceof File) continue;
     const text = value.trim();
     if (text === "" || form.elements[name].closest("[hidden]")) continue;
     if (form.elements[name].type === "checkbox") {
       given[name] = true;
       continue;
     }
-    given[name] = NUMBERS.includes(name) || name === "seed" ? numeral(text) : text;
+    given[name] = NUMERALS.includes(name) ? numeral(text) : text;
   }
   return given;
 }
@@ -96,7 +109,7 @@ async function submit(event) {
   const button = form.querySelector("button[type=submit]");
   button.disabled = true;
   // The key lets the call be sent again after a broken connection without submitting twice.
-  const answer = await call("POST", "v1/requests", body(), { "Idempotency-Key": randomKey() });
+  const answer = await call("POST", "v1/requests", await body(), { "Idempotency-Key": randomKey() });
   button.disabled = false;
   if (answer.ok) showRequest(answer.body, { first: true });
   else showErrors(answer.message, answer.details);
@@ -121,9 +134,10 @@ function labelOf(name) {
   return form.elements[name]?.closest("label")?.firstChild.textContent.trim() ?? name;
 }
 
-function reuse(parameters) {
+async function reuse(parameters) {
+  await reuseInputs(parameters);
   for (const field of form.elements) {
-    if (!(field.name in parameters)) continue;
+    if (!(field.name in parameters) || field.type === "file") continue;
     if (field.type === "checkbox") field.checked = parameters[field.name];
     else field.value = parameters[field.name] ?? "";
   }
@@ -139,6 +153,7 @@ form.elements.prompt.addEventListener("keydown", (event) => {
   }
 });
 
+startInputs(() => followImage(chosenModel()?.defaults ?? {}));
 startRequests({ onReuse: reuse });
 loadModels();
 showReplicas();

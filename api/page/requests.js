@@ -189,6 +189,8 @@ function fill(element, request) {
   if (outputs.childElementCount !== request.outputs.length) {
     outputs.replaceChildren(...request.outputs.map((output) => figure(request, output)));
   }
+  const inputs = element.querySelector(".inputs");
+  if (!inputs.childElementCount) inputs.append(...inputsOf(request.parameters).map(inputImage));
 }
 
 // Only what changed is written, so that a screen reader is not told the same again and again.
@@ -204,18 +206,34 @@ function warning(text) {
 
 function figure(request, output) {
   const element = document.getElementById("output").content.firstElementChild.cloneNode(true);
-  const image = element.querySelector("img");
-  image.alt = request.parameters.prompt;
-  image.width = output.width;
-  image.height = output.height;
-  image.classList.toggle("small", output.width < SMALL);
+  const video = output.media_type.startsWith("video/");
+  const shown = element.querySelector(video ? "video" : "img");
+  if (video) shown.setAttribute("aria-label", request.parameters.prompt);
+  else shown.alt = request.parameters.prompt;
+  shown.width = output.width;
+  shown.height = output.height;
+  shown.classList.toggle("small", output.width < SMALL);
   // The path begins with a slash; the page may be served below another one.
-  image.src = output.url.slice(1);
+  shown.src = output.url.slice(1);
+  shown.hidden = false;
+  element.querySelector(video ? "img" : "video").remove();
   element.querySelector(".seed").textContent = `seed ${output.seed}`;
   const link = element.querySelector("a");
-  link.href = image.src;
+  link.href = shown.src;
   link.download = `${request.model.split("/").pop()}-${output.seed}.${output.media_type.split("/").pop()}`;
   return element;
+}
+
+function inputsOf({ image, mask_image: mask }) {
+  return [...image.map((path) => [path, "Image"]), ...(mask ? [[mask, "Mask"]] : [])];
+}
+
+function inputImage([path, name]) {
+  const image = new Image();
+  image.alt = name;
+  image.title = name;
+  image.src = path.slice(1);
+  return image;
 }
 
 function statusText(request) {
@@ -244,7 +262,9 @@ function statusText(request) {
 function settingsText({ parameters, priority }) {
   const parts = [
     `${parameters.width} × ${parameters.height}`,
+    parameters.num_frames === null ? "" : `${parameters.num_frames} frames, ${parameters.fps} a second`,
     `${parameters.num_inference_steps} steps`,
+    parameters.strength === null ? "" : `strength ${parameters.strength}`,
     parameters.guidance_scale === null ? "" : `guidance ${parameters.guidance_scale}`,
     `seed ${parameters.seed}`,
     priority === "normal" ? "" : `${priority} priority`,

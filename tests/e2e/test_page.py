@@ -14,6 +14,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from tests.e2e.browser import open_browser
 from tests.e2e.service import Service
+from tests.pictures import picture
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
@@ -50,6 +51,9 @@ class Page:
 
     def press(self, button: str) -> None:
         self.cards()[0].find_element(By.CLASS_NAME, button).click()
+
+    def press_generate(self) -> None:
+        self.browser.find_element(By.CSS_SELECTOR, "button[type=submit]").click()
 
     def run(self, script: str) -> Any:
         return self.browser.execute_script(script)
@@ -145,10 +149,37 @@ def test_the_docs_page_opens_the_spec_from_here(page: Page, service: Service) ->
 def test_a_running_request_shows_how_it_looks_so_far(page: Page) -> None:
     page.fill(prompt="a red circle on a blue background", num_inference_steps=LONG)
     page.field("prompt").send_keys(Keys.ENTER)
-    drawn = "return document.querySelector('#requests .preview').naturalWidth"
+    drawn = "return document.querySelector('#requests .preview')?.naturalWidth"
     wait_until(lambda: page.run(drawn) == 64, PATIENCE_S, "a preview")
     assert page.cards()[0].find_element(By.CLASS_NAME, "preview").is_displayed()
     page.press("cancel")
     wait_until(lambda: page.status_of_first() == "canceled", PATIENCE_S, "the cancel")
     assert not page.cards()[0].find_element(By.CLASS_NAME, "preview").is_displayed()
+    assert page.complaints() == []
+
+
+def test_a_part_of_a_chosen_image_is_made_anew(
+    page: Page, service: Service, tmp_path: Path
+) -> None:
+    (tmp_path / "start.png").write_bytes(picture(80, 48, color="blue"))
+    (tmp_path / "mask.png").write_bytes(picture(80, 48, color="white"))
+    assert not page.field("strength").is_displayed()
+    page.field("image").send_keys(str(tmp_path / "start.png"))
+    assert page.field("strength").is_displayed()
+    page.field("mask_image").send_keys(str(tmp_path / "mask.png"))
+    page.fill(prompt="a red circle on a blue background", strength="0.9")
+    page.press_generate()
+    wait_until(lambda: page.status_of_first() == "succeeded", PATIENCE_S, "the picture")
+    request = service.call("GET", "/v1/requests?limit=1").json["data"][0]
+    assert request["task"] == "inpaint"
+    parameters = request["parameters"]
+    assert (parameters["width"], parameters["height"]) == (80, 48)
+    assert parameters["strength"] == 0.9
+    assert page.run("return document.querySelectorAll('#requests .inputs img').length") == 2
+
+    page.run("document.getElementById('form').reset()")
+    page.press("reuse")
+    chosen = "return document.getElementsByName('mask_image')[0].files.length"
+    wait_until(lambda: page.run(chosen) == 1, PATIENCE_S, "the inputs to be put back")
+    assert page.field("strength").get_attribute("value") == "0.9"
     assert page.complaints() == []
