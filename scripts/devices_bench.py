@@ -115,6 +115,9 @@ def dit(size: Size) -> tuple[Any, Callable[[int], dict[str, Any]]]:
     return made, call
 
 
+DENOISERS = {"UNet": unet, "DiT": dit}
+
+
 class Bench:
     """One denoiser, ready in each way."""
 
@@ -221,6 +224,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None)
     parser.add_argument("--devices", type=int, default=2, help="cores or GPUs of the replica")
     parser.add_argument("--size", choices=tuple(SIZES), default=None, help="large on CUDA")
+    parser.add_argument("--denoisers", choices=tuple(DENOISERS), nargs="+", default=list(DENOISERS))
     parser.add_argument("--ways", choices=WAYS[1:], nargs="+", default=list(WAYS[1:]))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4], help="rows of a call")
@@ -238,8 +242,8 @@ def main() -> None:
     print("| denoiser | rows | one device | threads | copies | ranks |")
     print("|---|---|---|---|---|---|", flush=True)
     rows: list[dict[str, Any]] = []
-    for name, make in (("UNet", unet), ("DiT", dit)):
-        denoiser, call = make(size)
+    for name in chosen.denoisers:
+        denoiser, call = DENOISERS[name](size)
         with ExitStack() as closing:
             bench = Bench(denoiser, device, chosen.devices, chosen.ways, closing)
             for number in chosen.rows:

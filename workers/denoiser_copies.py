@@ -71,6 +71,7 @@ def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
     def repeat(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for other in others:
             getattr(other, name)(*args, **kwargs)
+            other.eval()  # the layers of a new adapter are not
 
     repeat_changes(module, repeat)
     spread = _SpreadForward([module.forward, *others], lanes)

@@ -57,17 +57,14 @@ class DeviceChunk:
         found = denoisers(pipe)
         if count == 1 or args.parallel_config.way == "device_map" or not found:
             return cls()
-        parallel = choose(args.parallel_config, found)
-        args = replace(args, parallel_config=parallel)
-        if parallel.way == "context":
-            if args.pipeline.quantization is not None:
-                raise ModelLoadFailed(
-                    f"{args.model}: engine_args.quantization does not reach the ranks of"
-                    " ulysses_degree and ring_degree; use cfg_parallel_size, or leave it out"
-                )
-            lane = open_lanes(pipe.device.type, count)[0]
-            return cls([lane], Ranks.start(args, found, lane))
+        quantized = args.pipeline.quantization is not None
+        parallel = choose(args.parallel_config, found, quantized=quantized)
         lanes = open_lanes(pipe.device.type, count)
+        if parallel.way == "context":
+            for lane in lanes[1:]:  # each a process of its own
+                lane.close()
+            ranks = Ranks.start(replace(args, parallel_config=parallel), found, lanes[0])
+            return cls(lanes[:1], ranks)
         try:
             for module in found.values():
                 spread_rows(module, lanes)
@@ -96,7 +93,9 @@ class DeviceChunk:
             lane.close()
 
 
-def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig:
+def choose(
+    parallel: ParallelConfig, found: Mapping[str, Any], *, quantized: bool = False
+) -> ParallelConfig:
     """Return the way that the stage asks for, or the one that suits the denoisers.
 
     Raises:
@@ -105,11 +104,16 @@ def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig
     refusals = [refusal(module, parallel) for module in found.values()]
     if parallel.way == "context" and any(refusals):
         raise ModelLoadFailed(f"parallel_config: {next(filter(None, refusals))}")
+    if parallel.way == "context" and quantized:
+        raise ModelLoadFailed(
+            "engine_args.quantization does not reach the ranks of ulysses_degree and ring_degree;"
+            " use cfg_parallel_size, or leave it out"
+        )
     if parallel.way != "auto":
         return parallel
     size = parallel.world_size
     shared = replace(parallel, ulysses_degree=size)
     one_row = {type(module).__name__ for module in found.values()} <= CALLED_FOR_ONE_ROW
-    if one_row and not any(refusal(module, shared) for module in found.values()):
+    if one_row and not quantized and not any(refusal(module, shared) for module in found.values()):
         return shared
     return replace(parallel, cfg_parallel_size=size)

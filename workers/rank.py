@@ -118,7 +118,9 @@ class Rank:
     def _change(self, message: Change) -> None:
         (args, kwargs), _ = unpack(message.packed, _NOWHERE)
         try:
-            getattr(self._denoisers[message.denoiser], message.method)(*args, **kwargs)
+            denoiser = self._denoisers[message.denoiser]
+            getattr(denoiser, message.method)(*args, **kwargs)
+            denoiser.eval()  # the layers of a new adapter are not
         except Exception as error:  # noqa: BLE001 - raised by rank 0
             send(self._pipe, Failed(short_cause(error)))
         else:

@@ -113,7 +113,8 @@ class Ranks:
                 process.kill()
                 process.wait()
             pipe.close()
-        if dist.is_initialized() and self._fault is None:
+        # NCCL would wait for ranks that are gone.
+        if dist.is_initialized() and (self._fault is None or self._device.type == "cpu"):
             dist.destroy_process_group()
 
     def _open(self) -> None:

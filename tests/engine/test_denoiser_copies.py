@@ -216,6 +216,7 @@ def test_adapters_that_a_pipeline_loads_reach_the_copies(name: str, lanes: list[
     latents(pipe, 2)  # proves that it may be cut
     pipe.load_lora_weights(adapter_weights(name), adapter_name="strong")
     pipe.set_adapters(["strong"], [2.0])
+    assert not any(part.training for part in each_copy(denoiser)[1].modules())
     cut = latents(pipe, 2)
     assert (cut - plain).abs().max() > 1e-3 * plain.abs().max()
     whole = [latents_of_seed(pipe, denoiser, seed) for seed in range(2)]

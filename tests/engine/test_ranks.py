@@ -38,6 +38,46 @@ def ranks() -> list[psutil.Process]:
     return [each for each in found if "workers.rank" in each.cmdline()]
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen_image": {"negative_prompt": "blue and green", "true_cfg_scale": 3.0},
+    "wan": {"num_frames": 5},
+}
+
+
+def output(name: str, pipe: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        made: torch.Tensor = pipe(
+            prompt=PROMPTS[0],
+            height=48,
+            width=48,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(0),
+            output_type="latent",
+            **OTHERS[name],
+        )[0]
+    return made
+
+
+def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
+    pipes, alone = {}, {}
+    for name in OTHERS:
+        torch.manual_seed(0)
+        pipe = pipes[name] = FAMILIES[name]()
+        pipe.set_progress_bar_config(disable=True)
+        pipe.transformer.eval().save_pretrained(tmp_path / name)
+        alone[name] = output(name, pipe)
+    args = EngineArgs(str(tmp_path), parallel_config=ParallelConfig(2, ulysses_degree=2))
+    (lane, *_) = opened = open_lanes("cpu", 2)
+    started = Ranks.start(args, {name: pipe.transformer for name, pipe in pipes.items()}, lane)
+    try:
+        for name, pipe in pipes.items():
+            assert same(output(name, pipe), alone[name])
+    finally:
+        started.close()
+        for each in opened:
+            each.close()
+
+
 @pytest.fixture(scope="module")
 def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_family("flux", tmp_path_factory.mktemp("flux"))
@@ -49,7 +89,7 @@ def shared(flux_folder: Path) -> Iterator[Any]:
     plan = plan_of_two(flux_folder, ulysses_degree=2)
     pipe = load_pipeline(plan)
     adapter = adapter_weights("flux")
-    alone = latents(pipe), latents(pipe, size=28)
+    alone = latents(pipe), latents(pipe, size=48)
     pipe.load_lora_weights(adapter, adapter_name="strong")
     adapted = latents(pipe)
     pipe.unload_lora_weights()
@@ -74,7 +114,7 @@ def test_two_ranks_make_what_one_makes(shared: Any):
 def test_sequences_that_do_not_divide_are_shared_too(shared: Any):
     pipe, (_, alone, _), _ = shared
     assert alone.shape[1] % 2 == 1
-    assert same(latents(pipe, size=28), alone)
+    assert same(latents(pipe, size=48), alone)
 
 
 def test_an_error_in_all_ranks_is_that_of_the_call_and_the_next_call_is_right(shared: Any):
@@ -148,46 +188,6 @@ def test_what_a_model_can_not_do_is_refused_with_a_mend(
         choose(ParallelConfig(world_size=2, **parallel), found)
 
 
-OTHERS: dict[str, dict[str, Any]] = {
-    "qwen_image": {"negative_prompt": "blue and green", "true_cfg_scale": 3.0},
-    "wan": {"num_frames": 5},
-}
-
-
-def output(name: str, pipe: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        made: torch.Tensor = pipe(
-            prompt=PROMPTS[0],
-            height=48,
-            width=48,
-            num_inference_steps=2,
-            generator=torch.Generator().manual_seed(0),
-            output_type="latent",
-            **OTHERS[name],
-        )[0]
-    return made
-
-
-def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
-    pipes, alone = {}, {}
-    for name in OTHERS:
-        torch.manual_seed(0)
-        pipe = pipes[name] = FAMILIES[name]()
-        pipe.set_progress_bar_config(disable=True)
-        pipe.transformer.eval().save_pretrained(tmp_path / name)
-        alone[name] = output(name, pipe)
-    args = EngineArgs(str(tmp_path), parallel_config=ParallelConfig(2, ulysses_degree=2))
-    (lane, *_) = opened = open_lanes("cpu", 2)
-    started = Ranks.start(args, {name: pipe.transformer for name, pipe in pipes.items()}, lane)
-    try:
-        for name, pipe in pipes.items():
-            assert same(output(name, pipe), alone[name])
-    finally:
-        started.close()
-        for each in opened:
-            each.close()
-
-
 @pytest.mark.parametrize(
     ("name", "way"),
     [("stable_diffusion", "cfg"), ("stable_diffusion_3", "cfg"), ("flux", "context")],
@@ -195,6 +195,13 @@ def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
 def test_without_a_word_the_way_follows_from_the_model(name: str, way: str):
     chosen = choose(ParallelConfig(world_size=2), denoisers(FAMILIES[name]()))
     assert (chosen.way, chosen.world_size) == (way, 2)
+
+
+def test_quantized_weights_go_to_copies_and_not_to_ranks():
+    found = denoisers(FAMILIES["flux"]())
+    assert choose(ParallelConfig(world_size=2), found, quantized=True).way == "cfg"
+    with pytest.raises(ModelLoadFailed, match="quantization does not reach the ranks"):
+        choose(ParallelConfig(world_size=2, ulysses_degree=2), found, quantized=True)
 
 
 def test_one_sample_models_are_those_whose_pipelines_do_not_batch_guidance():
