@@ -6,13 +6,14 @@ and no clock.
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import median_low
+from statistics import median, median_low
 
 _KEPT = 9
 _ENOUGH = 5
-# Smaller differences are noise of a busy machine.
+# Smaller differences are not worth a smaller batch.
 _CLEARLY = 1.03
-_RETRY_AFTER = 200
+# Forwards until a size is tried or weighed again.
+_REST = 200
 # Of the memory that is free, the rest is for encoders, autoencoders and fragments.
 _USABLE = 0.8
 
@@ -28,7 +29,8 @@ class BatchLesson:
         """Nothing is known: any number of rows is allowed."""
         self.proven: bool | None = None
         self._cap: int | None = None
-        self._since_cap = 0
+        self._rest = 0
+        self._weighed: list[float] = []
         self._row_bytes: float | None = None
         self._fitting: int | None = None
         self._seconds: dict[int, deque[float]] = {}
@@ -56,21 +58,37 @@ class BatchLesson:
         return median_low(times) if times else None
 
     def note(self, rows: Sequence[int], seconds: float) -> None:
-        """Learn what a forward of calls with so many rows took.
+        """Learn what a forward of requests with so many rows took."""
+        self._seconds.setdefault(sum(rows), deque(maxlen=_KEPT)).append(seconds)
+        self._rest -= 1
+        if self._cap is not None and self._rest <= 0:
+            for size in [size for size in self._seconds if size > self._cap]:
+                del self._seconds[size]
+            self._cap = None
 
-        A size that is clearly slower than its parts, five times measured, is not tried again for
-        two hundred forwards.
+    def doubts(self, rows: Sequence[int]) -> bool:
+        """Tell whether a forward of requests with so many rows seems slower than its parts.
+
+        It has to be weighed then: times from different moments of a busy machine prove nothing.
         """
-        times = self._seconds.setdefault(sum(rows), deque(maxlen=_KEPT))
-        times.append(seconds)
-        if len(rows) > 1 and len(times) >= _ENOUGH and self._is_slower(rows):
-            self.limit(rows)
-        elif self._cap is not None:
-            self._since_cap += 1
-            if self._since_cap >= _RETRY_AFTER:
-                for size in [size for size in self._seconds if size > self._cap]:
-                    del self._seconds[size]
-                self._cap = None
+        if len(rows) < 2 or self._rest > 0 or len(self._seconds.get(sum(rows), ())) < _ENOUGH:
+            return False
+        parts = [self.step_s(each) for each in rows]
+        known = [each for each in parts if each is not None]
+        return len(known) == len(rows) and (self.step_s(sum(rows)) or 0.0) > sum(known)
+
+    def weigh(self, rows: Sequence[int], whole_s: float, parts_s: float) -> None:
+        """Learn what requests took together and, right after it, one by one.
+
+        Sizes that are clearly slower, five times weighed, are not tried again for two hundred
+        forwards.
+        """
+        self._weighed.append(whole_s / parts_s)
+        if len(self._weighed) == _ENOUGH:
+            self._rest = _REST
+            if median(self._weighed) > _CLEARLY:
+                self.limit(rows)
+            self._weighed.clear()
 
     def note_memory(self, rows: int, peak_bytes: int | None, free_bytes: int | None) -> None:
         """Learn what a forward of so many rows took at most, and what the next may take.
@@ -85,12 +103,6 @@ class BatchLesson:
         self._fitting = int(_USABLE * free_bytes / max(self._row_bytes, 1.0))
 
     def limit(self, rows: Sequence[int]) -> None:
-        """Keep later forwards smaller than these calls together, for a while."""
+        """Keep later forwards smaller than these requests together, for a while."""
         self._cap = sum(rows) - max(rows)
-        self._since_cap = 0
-
-    def _is_slower(self, rows: Sequence[int]) -> bool:
-        parts = [self.step_s(each) for each in rows]
-        whole = self.step_s(sum(rows))
-        known = [each for each in parts if each is not None]
-        return whole is not None and len(known) == len(rows) and whole > _CLEARLY * sum(known)
+        self._rest = _REST

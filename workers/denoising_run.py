@@ -1,90 +1,113 @@
-"""One request's way through a pipeline: encode, denoise, decode.
+"""The way through a pipeline: encode, denoise, decode.
 
 It sees the way from two places that every diffusers family passes: the call of the denoiser and
 `scheduler.step`. Step callbacks are not used, for some families take and ignore them (PixArt).
-Outside the denoising loop runs take turns, because text encoders, tokenizers and autoencoders keep
-state between calls, and so that the peak of memory is that of one. Inside the loop they are free.
+Outside the denoising loop runs take turns (``workers.turns``); inside it they are free.
 It knows nothing of families, parameters and outputs.
 """
 
 import functools
 import inspect
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
+from PIL import Image
 
+from configs.errors import NonFiniteOutput
+from workers.decoder import Decoder
 from workers.finite import refuse_non_finite
-from workers.observer import Observer
-
-_TURN_POLL_S = 0.1
+from workers.member import Member
+from workers.observer import Interrupted
+from workers.preview import Preview
+from workers.seat import Seat
+from workers.turns import Turns
 
 
 class DenoisingRun:
-    """Watches one call of one pipeline copy; use as a context around the call, in one thread.
+    """Watches one call of one pipeline copy for one request, or for several that started together.
+
+    Used as a context around the call, in one thread, by a run whose turn it is.
 
     Attributes:
         steps: Denoising steps of this run, in calls of the scheduler.
         step: Those done.
-        warnings: Sentences for the client.
+        kept: The requests that the output has samples of, in their order.
+        keeps_turn: Whether no other run may come between its first and its last forward.
     """
 
     def __init__(
         self,
         pipe: Any,
-        observer: Observer,
-        steps: int,
-        turn: threading.Lock,
-        leave: Callable[[], None],
-        show: Callable[[int, torch.Tensor], None],
+        seats: Sequence[Seat],
+        turns: Turns,
+        member: Member,
+        decoder: Decoder,
+        preview: Preview,
     ) -> None:
-        """Watch `pipe`, whose scheduler must be its own; an engine's runs share `turn`.
-
-        `leave` is called after the last step, before the turn to decode is waited for; `show` after
-        each step, with its number and the latents.
-        """
-        self.steps = steps
+        """Watch `pipe`, whose scheduler must be its own, for `seats` of one company."""
+        self.steps = seats[0].parameters.num_inference_steps
         self.step = 0
-        self.warnings: list[str] = []
+        self.kept = list(seats)
+        self.keeps_turn = False
         self._pipe = pipe
-        self._observer = observer
-        self._turn = turn
-        self._leave = leave
-        self._show = show
-        self._holds_turn = False
-        self._started = self._ended = time.perf_counter()
+        self._seats = seats
+        self._turns = turns
+        self._member = member
+        self._decoder = decoder
+        self._preview = preview
+        self._latents: torch.Tensor | None = None
+        self._holds_turn = True
+        self._ended = time.perf_counter()
         self._first_forward: float | None = None
         self._last_step: float | None = None
 
     def __enter__(self) -> Self:
-        self._take_turn()
         watch_steps(self._pipe.scheduler, self._after_step)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended = time.perf_counter()
+        if self._holds_turn:
+            self._decoder.restore()
         self._pass_turn()
         # The wrapped step closes a cycle that would keep a multistep scheduler's tensors until the
         # next garbage collection.
         self._pipe.scheduler.__dict__.pop("step", None)
 
     @property
-    def holds_turn(self) -> bool:
-        """Whether this run may touch what the runs share: outside its denoising loop."""
-        return self._holds_turn
+    def scheduler(self) -> str:
+        """Name of the noise scheduler."""
+        return type(self._pipe.scheduler).__name__
 
-    @property
-    def timings(self) -> tuple[float, float, float]:
+    def timings(self, seat: Seat) -> tuple[float, float, float]:
         """Seconds until the first step, from there to the last, and after it; waits included."""
         first = self._ended if self._first_forward is None else self._first_forward
         last = first if self._last_step is None else self._last_step
-        return first - self._started, last - first, self._ended - last
+        return first - seat.arrived, last - first, self._ended - last
 
     def tell(self) -> None:
-        """Tell the observer where the run is; raises what it raises."""
-        self._observer.on_step(self.step, self.steps)
+        """Tell the observers where the run is; one that raises ends its request.
+
+        Raises:
+            BaseException: What the last observer raised, when none is left.
+        """
+        if len(self._seats) == 1:
+            self._seats[0].tell(self.step, self.steps)
+            return
+        last_words: BaseException | None = None
+        for index, seat in enumerate(self._seats):
+            if self._member.present[index] and not seat.ended:
+                try:
+                    seat.tell(self.step, self.steps)
+                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                    last_words = error
+                    seat.end(error=error)
+            self._member.present[index] = not seat.ended
+        if not any(self._member.present):
+            raise last_words or Interrupted("nobody is left")
 
     def before_forward(self) -> None:
         """Note a call of the denoiser; the first one ends the encoding."""
@@ -94,10 +117,11 @@ class DenoisingRun:
         # Pipelines that skip steps (image-to-image) say here how many are left; the others do not.
         counted = self._pipe.__dict__.get("_num_timesteps")
         self.steps = int(counted or len(self._pipe.scheduler.timesteps))
-        self._pass_turn()
+        if not self.keeps_turn:
+            self._pass_turn()
         self._at_boundary()
 
-    def _after_step(self, result: Any) -> None:
+    def _after_step(self, result: Any) -> Any:
         sample = result[0]
         if sample.is_cuda:
             # Python runs ahead of the device: without this, steps are told that are not done yet.
@@ -107,47 +131,101 @@ class DenoisingRun:
             self.before_forward()
         self.step += 1
         self.steps = max(self.steps, self.step)
-        self._show(self.step, sample)
+        self._latents = sample
+        for seat in self._seats:
+            seat.show(self.step, partial(self._picture_of, seat))
         self._at_boundary()
-        if self.step == self.steps:
-            # Nobody in the loop may wait for a run that waits for its turn.
-            self._leave()
-            refuse_non_finite(sample, "the denoiser")
-            self._take_turn()
+        if self.step < self.steps:
+            return result
+        # Nobody in the loop may wait for a run that waits for its turn.
+        self._member.leave()
+        self._refuse_non_finite(sample)
+        if not self._holds_turn:
+            self._turns.take(self.tell)
+            self._holds_turn = True
+        if len(self._seats) > 1:
+            self.tell()
+        self._decoder.prepare(self._seats)
+        return self._without_absent(result)
+
+    def latents_of(self, seat: Seat) -> torch.Tensor | None:
+        """Return the samples of one request after the last step; None where they are not told."""
+        if len(self._seats) == 1 or self._latents is None:
+            return self._latents
+        if len(self._latents) != len(self._seats):
+            return None
+        index = self._seats.index(seat)
+        return self._latents[index : index + 1]
+
+    def _picture_of(self, seat: Seat) -> Image.Image | None:
+        latents = self.latents_of(seat)
+        if latents is None:
+            return None
+        return self._preview.render(latents, seat.parameters.width, seat.parameters.height)
 
     def _at_boundary(self) -> None:
         self.tell()
-        wanted = self._observer.guidance_scale()
-        if wanted is not None and not change_guidance(self._pipe, wanted):
-            warning = f"guidance_scale could not be changed to {wanted:g} while running"
-            if warning not in self.warnings:
-                self.warnings.append(warning)
+        for index, seat in enumerate(self._seats):
+            wanted = seat.wanted_guidance(self.step) if self._member.present[index] else None
+            if wanted is None or wanted == self._pipe.__dict__.get("_guidance_scale"):
+                continue
+            if len(self._seats) > 1 and can_change_guidance(self._pipe, wanted):
+                seat.run_by_itself(self.step)
+            elif len(self._seats) > 1 or not change_guidance(self._pipe, wanted):
+                warning = f"guidance_scale could not be changed to {wanted:g} while running"
+                if warning not in seat.warnings:
+                    seat.warnings.append(warning)
+        self._member.present[:] = [not seat.ended for seat in self._seats]
+        if not any(self._member.present):
+            raise Interrupted("nobody is left")
 
-    def _take_turn(self) -> None:
-        while not self._holds_turn:
-            self._holds_turn = self._turn.acquire(timeout=_TURN_POLL_S)
-            if not self._holds_turn:
-                self.tell()
+    def _refuse_non_finite(self, sample: torch.Tensor) -> None:
+        if len(self._seats) == 1 or len(sample) != len(self._seats):
+            refuse_non_finite(sample, "the denoiser")
+            return
+        for seat, row in zip(self._seats, sample, strict=True):
+            try:
+                refuse_non_finite(row, "the denoiser")
+            except NonFiniteOutput as error:
+                seat.end(error=error)
+
+    def _without_absent(self, result: Any) -> Any:
+        """Leave out the samples of requests that have ended, so that they are not decoded."""
+        kept = [index for index, here in enumerate(self._member.present) if here]
+        sample = result[0]
+        if len(kept) == len(self._seats) or sample.shape[0] != len(self._seats):
+            return result
+        if type(result) is not tuple:
+            return result
+        self.kept = [self._seats[index] for index in kept]
+        return (sample[torch.tensor(kept, device=sample.device)], *result[1:])
 
     def _pass_turn(self) -> None:
         if self._holds_turn:
             self._holds_turn = False
-            self._turn.release()
+            self._turns.pass_on()
 
 
-def watch_steps(scheduler: Any, after_step: Any) -> None:
-    """Make `scheduler.step` call `after_step` with its result; item 0 of it is the new sample."""
+def watch_steps(scheduler: Any, after_step: Callable[[Any], Any]) -> None:
+    """Make `scheduler.step` return what `after_step` makes of its result; item 0 is the sample."""
     step = scheduler.step
 
     # The pipelines look at the signature to decide whether to pass `generator` and `eta`: a wrapper
     # that hides it would drop the seeds without a word.
     @functools.wraps(step)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        result = step(*args, **kwargs)
-        after_step(result)
-        return result
+        return after_step(step(*args, **kwargs))
 
     scheduler.step = watched
+
+
+def can_change_guidance(pipe: Any, scale: float) -> bool:
+    """Tell whether :func:`change_guidance` would succeed; changes nothing."""
+    current = pipe.__dict__.get("_guidance_scale")
+    changed = change_guidance(pipe, scale)
+    if changed:
+        pipe._guidance_scale = current
+    return changed
 
 
 def change_guidance(pipe: Any, scale: float) -> bool:

@@ -1,5 +1,6 @@
 """What a run made: the images or videos, and what there is to say. Knows no pipeline."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,22 @@ class Generation:
     batch_mean: float = 1.0
     warnings: tuple[str, ...] = ()
     videos: tuple[Video, ...] = ()
+
+
+def output_of(output: Any, index: int, requests: int) -> Any:
+    """Return what belongs to one of the requests that a pipeline's output is for, one sample each.
+
+    Raises:
+        ValueError: It has not as many samples as there are requests.
+    """
+    if requests == 1:
+        return output
+    own = copy.copy(output)
+    for name, made in output.items():
+        if made is not None and len(made) != requests:
+            raise ValueError(f"{len(made)} {name} were made for {requests} requests")
+        own[name] = None if made is None else made[index : index + 1]
+    return own
 
 
 def to_images(pixels: Any) -> tuple[Image.Image, ...]:

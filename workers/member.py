@@ -33,9 +33,9 @@ class Member:
         alone: Whether its calls are never merged.
         key: What the denoiser must be set to for its calls, such as its LoRA adapters; calls of
             different keys are never merged.
-        outputs: Samples that each of its requests makes.
         present: For each request that the pipeline was called for, whether it still wants its
-            samples. Rows of the others are left out of the forwards, where that can be.
+            sample. Rows of the others are left out of the forwards, where that can be. Where there
+            is more than one request, each makes one sample.
         kind: That of its last call, for identity only; None while nobody need wait for it.
         bell: Wakes its thread.
     """
@@ -47,12 +47,10 @@ class Member:
         alone: bool,
         key: Hashable,
         requests: int,
-        outputs: int,
     ) -> None:
         """Made by :meth:`Rendezvous.member`."""
         self.alone = alone
         self.key = key
-        self.outputs = outputs
         self.present = [True] * requests
         self.kind: Any = None
         self.bell = Bell()

@@ -4,7 +4,7 @@ Knows names of diffusers' arguments, and no family.
 """
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,18 @@ def call_arguments(
         arguments["clean_caption"] = False
     arguments |= _input_arguments(parameters, pipeline_class, inputs or Inputs())
     return arguments | _count_arguments(parameters, taken)
+
+
+def joint_arguments(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the arguments of one call that does what `calls` do, for requests of one company."""
+    joint = dict(calls[0])
+    if len(calls) == 1:
+        return joint
+    for name in ("prompt", "negative_prompt"):
+        if name in joint:
+            joint[name] = [call[name] for call in calls]
+    joint["generator"] = [each for call in calls for each in call["generator"]]
+    return joint
 
 
 def left_out(parameters: Parameters, pipeline_class: Any) -> list[str]:

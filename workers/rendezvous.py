@@ -55,10 +55,10 @@ class Rendezvous:
 
     @contextmanager
     def member(
-        self, *, alone: bool = False, key: Hashable = None, requests: int = 1, outputs: int = 1
+        self, *, alone: bool = False, key: Hashable = None, requests: int = 1
     ) -> Iterator[Member]:
         """Make the calls of this thread those of so many requests; see :class:`Member`."""
-        member = Member(self._forget, alone=alone, key=key, requests=requests, outputs=outputs)
+        member = Member(self._forget, alone=alone, key=key, requests=requests)
         self._local.member = member
         try:
             yield member
@@ -108,8 +108,7 @@ class Rendezvous:
     def _replacement(self, module: Any) -> Forward:
         forward: Forward = module.forward
         # That of the class: what libraries put over it hides the names of the arguments.
-        own = inspect.signature(type(module).forward)
-        signature = own.replace(parameters=list(own.parameters.values())[1:])
+        names = tuple(inspect.signature(type(module).forward).parameters)[1:]
 
         @functools.wraps(forward)
         def meet(*args: Any, **kwargs: Any) -> Any:
@@ -118,7 +117,7 @@ class Rendezvous:
                 return forward(*args, **kwargs)
             call = Call(forward, args, kwargs, member, time.monotonic())
             if not member.alone:
-                call.describe(signature)
+                call.describe(names)
             parts = []
             with self._lock:
                 call.lesson = self._lesson(call.kind)

@@ -66,6 +66,10 @@ class Runner:
         """
         if self.closed.is_set():
             return None
+        with self.engine.request_coming():
+            return self._run_next()
+
+    def _run_next(self) -> str | None:
         try:
             request = self.claims.claim(self.name, self.incarnation)
         except MustRunAlone:

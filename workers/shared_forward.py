@@ -5,7 +5,6 @@ differ by more than rounding the signature is never merged again. Does not know 
 """
 
 import functools
-import inspect
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -81,34 +80,33 @@ class Call:
             return [self.rows]
         return [self.rows // self.requests] * self.requests
 
-    def describe(self, signature: inspect.Signature) -> None:
-        """Find out its layout, from the arguments under the names of `signature`."""
-        try:
-            self.arguments = signature.bind(*self.args, **self.kwargs).arguments
-        except TypeError:  # which the call itself will raise, in its turn
+    def describe(self, names: Sequence[str]) -> None:
+        """Find out its layout; `names` are those of the forward's arguments, in their order."""
+        if len(self.args) > len(names):  # which the call itself will raise, in its turn
             return
+        self.arguments = dict(zip(names, self.args, strict=False)) | self.kwargs
         try:
             self.layout = layout(self.arguments)
         except Unmergeable as error:
             _warn_once(error.name)
 
-    def parts(self) -> "list[tuple[Call, list[int]]]":
-        """Return it cut into as large calls as are allowed, with the rows that each has of it.
+    def parts(self, size: int | None = None) -> "list[tuple[Call, list[int]]]":
+        """Return it cut into calls of `size` requests, with the rows that each has of it.
 
-        Rows of requests that left are in none. Empty where it is to run as it is.
+        Without a size, into as large ones as are allowed. Rows of requests that left are in none.
+        Empty where it is to run as it is.
         """
         present = self.member.present
-        period = len(present) * self.member.outputs
-        if len(present) == 1 or self.lesson is None or self.rows % period:
+        if len(present) == 1 or self.lesson is None or self.rows % len(present):
             return []
         each = self.rows // len(present)
         # Guidance and the like repeat all samples, in their order.
         rows = [
-            [row for row in range(self.rows) if row % period // self.member.outputs == request]
+            list(range(request, self.rows, len(present)))
             for request, here in enumerate(present)
             if here
         ]
-        size = self.lesson.most(each, len(rows))
+        size = size or self.lesson.most(each, len(rows))
         if size == len(present) or not rows:
             return []
         return [self._part(rows[first : first + size]) for first in range(0, len(rows), size)]
@@ -177,6 +175,7 @@ def _run_alone(call: Call, lesson: BatchLesson) -> None:
         if call.layout is not None:
             lesson.note(call.row_counts, cost.seconds)
             lesson.note_memory(call.rows, cost.peak_bytes, cost.free_bytes)
+            _weigh([call], lesson, cost.seconds)
     except BaseException as error:  # noqa: BLE001 - raised in the thread whose call it is
         call.error = error
     if call.requests > 1 and call.error is not None and is_out_of_memory(call.error):
@@ -219,7 +218,23 @@ def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
             call.output, call.shared = part, shared
     lesson.note([each for call in group for each in call.row_counts], cost.seconds)
     lesson.note_memory(sum(rows), cost.peak_bytes, cost.free_bytes)
+    _weigh(group, lesson, cost.seconds)
     return True
+
+
+def _weigh(group: Sequence[Call], lesson: BatchLesson, together_s: float) -> None:
+    """Where requests together seem slower than one by one, see what they take one by one."""
+    counts = [each for call in group for each in call.row_counts]
+    if not lesson.doubts(counts):
+        return
+    alone_s = 0.0
+    for call in group:
+        for part in [part for part, _ in call.parts(size=1)] or [call]:
+            with ForwardCost(_device(part)) as cost:
+                part.forward(**part.arguments)
+            alone_s += cost.seconds
+            lesson.note(part.row_counts, cost.seconds)
+    lesson.weigh(counts, together_s, alone_s)
 
 
 def _prove(group: Sequence[Call], parts: Sequence[Any], lesson: BatchLesson) -> None:

@@ -26,7 +26,12 @@ def run(pipe: Any, **options: Any):
 def watched(pipe: Any, calls: list[Any]):
     own = copy.copy(pipe)
     own.__dict__["scheduler"] = copy.deepcopy(pipe.scheduler)
-    watch_steps(own.scheduler, calls.append)
+
+    def note(result: Any):
+        calls.append(result)
+        return result
+
+    watch_steps(own.scheduler, note)
     return own
 
 

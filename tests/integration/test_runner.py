@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -19,7 +20,14 @@ from workers.reporter import Reporter
 from workers.runner import Runner
 
 
-class EndlessEngine:
+class NoCompany:
+    """An engine that makes nothing of knowing who comes."""
+
+    def request_coming(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class EndlessEngine(NoCompany):
     """An engine whose step never changes anything, until its observer ends it."""
 
     def __init__(self) -> None:
@@ -31,7 +39,7 @@ class EndlessEngine:
             self.began.set()
 
 
-class PickyEngine:
+class PickyEngine(NoCompany):
     """An engine that says which image it got, and makes nothing."""
 
     def generate(self, _parameters: Any, _observer: Any, inputs: Any) -> Any:
@@ -39,12 +47,15 @@ class PickyEngine:
         raise GenerationFailed(f"got {image.mode} {image.size}")
 
 
+NO_ENGINE = NoCompany()
+
+
 @pytest.fixture
 def world(settings: Settings, redis_client: Redis) -> World:
     return World(settings, redis_client)
 
 
-def _runner(world: World, engine: Any = None) -> Runner:
+def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
     router = world.router
     return Runner(
         name="replica0",

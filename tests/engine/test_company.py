@@ -1,0 +1,390 @@
+"""Requests that wait together start as one pipeline call, and yet are requests of their own."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from configs.errors import GenerationFailed, NonFiniteOutput
+from routing.parameters import Parameters
+from tests.engine.conftest import MakeParameters, plan
+from tests.engine.recorder import Recorder
+from tests.engine.toy_denoiser import Gate
+from tests.waiting import wait_until
+from workers.abilities import inspect_abilities
+from workers.batch_lesson import BatchLesson
+from workers.engine import Engine, Generation
+from workers.observer import Interrupted
+from workers.pipeline_loader import load_pipeline
+
+TIMEOUT_S = 60
+PROMPTS = ("a red circle on a blue background", "a star", "a green heart on a white ground", "x")
+
+
+class Company:
+    """An engine and threads whose requests all wait while the turn is held by another."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=8)
+        self.engine.warm_up()
+        self.pool = ThreadPoolExecutor(9)
+        self.encoded: list[int] = []
+        self.decoded: list[int] = []
+        encode, decode = pipe.text_encoder.forward, pipe.vae.decode
+
+        def encoding(input_ids: torch.Tensor, *args: Any, **options: Any):
+            self.encoded.append(len(input_ids))
+            return encode(input_ids, *args, **options)
+
+        def decoding(latents: torch.Tensor, *args: Any, **options: Any):
+            self.decoded.append(len(latents))
+            return decode(latents, *args, **options)
+
+        pipe.text_encoder.forward, pipe.vae.decode = encoding, decoding
+
+    def start(self, asked: list[Parameters], watchers: list[Any]) -> list[Future[Generation]]:
+        """Have all requests wait for the turn, in their order, and then let them go."""
+        gate = Gate()
+
+        class Holder(Recorder):
+            def on_step(self, step: int, steps: int) -> None:
+                gate()
+                raise Interrupted("it only held the turn")
+
+        holder = self.pool.submit(self.engine.generate, asked[0], Holder())
+        assert gate.reached.wait(TIMEOUT_S)
+        started = []
+        for number, (each, watcher) in enumerate(zip(asked, watchers, strict=True), start=1):
+            started.append(self.pool.submit(self.engine.generate, each, watcher))
+            wait_until(partial(self._wait_as, number), TIMEOUT_S, "the line")
+        gate.open()
+        with pytest.raises(Interrupted):
+            holder.result(TIMEOUT_S)
+        return started
+
+    def _wait_as(self, number: int) -> bool:
+        return self.engine.requests_waiting == number
+
+    def alone(self, asked: list[Parameters]) -> list[Generation]:
+        made = [self.engine.generate(each, Recorder()) for each in asked]
+        self.encoded.clear()
+        self.decoded.clear()
+        return made
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Company]:
+    company = Company(load_pipeline(plan()))
+    yield company
+    company.pool.shutdown()
+
+
+@pytest.fixture
+def company(shared: Company) -> Company:
+    shared.encoded.clear()
+    shared.decoded.clear()
+    return shared
+
+
+@pytest.fixture
+def asked(parameters: MakeParameters) -> list[Parameters]:
+    return [parameters(prompt=prompt, seed=seed) for seed, prompt in enumerate(PROMPTS)]
+
+
+def difference(one: Generation, other: Generation):
+    pairs = zip(one.images, other.images, strict=True)
+    return max(np.abs(np.asarray(a).astype(int) - np.asarray(b)).max() for a, b in pairs)
+
+
+def test_those_that_wait_together_are_encoded_denoised_and_decoded_together(
+    company: Company, asked: list[Parameters]
+):
+    asked[1] = asked[1].with_changes({"output_format": "webp", "output_compression": 3})
+    alone = company.alone(asked)
+    watchers = [Recorder() for _ in asked]
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, watchers)]
+    assert max(map(difference, made, alone)) <= 1
+    assert company.encoded == [4, 4]  # with and without the prompt
+    assert company.decoded == [4]
+    for generation, each, watcher in zip(made, asked, watchers, strict=True):
+        assert generation.seeds == (each.seed,)
+        assert generation.batch_mean == 4
+        assert list(dict.fromkeys(watcher.calls)) == [(step, 6) for step in range(7)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_inference_steps": 7},
+        {"guidance_scale": 4.0},
+        {"scheduler": "EulerAncestralDiscreteScheduler"},
+        {"negative_prompt": "blue"},
+        {"width": 48},
+        {"deterministic": True},
+        {"num_outputs_per_prompt": 2},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_those_that_ask_for_something_else_start_by_themselves(
+    company: Company, asked: list[Parameters], change: dict[str, Any]
+):
+    asked = [asked[0], asked[1].with_changes(change)]
+    alone = company.alone(asked)
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, [Recorder(), Recorder()])]
+    assert max(map(difference, made, alone)) <= 1
+    assert len(company.encoded) == 4
+
+
+def test_negative_prompts_of_their_own_do_not_part_them(company: Company, asked: list[Parameters]):
+    asked = [
+        each.with_changes({"negative_prompt": negative})
+        for each, negative in zip(asked[:2], ("blue", "a circle"), strict=True)
+    ]
+    alone = company.alone(asked)
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, [Recorder(), Recorder()])]
+    assert max(map(difference, made, alone)) <= 1
+    assert company.encoded == [2, 2]
+
+
+@pytest.mark.parametrize("who", [0, 2], ids=["the first", "another"])
+@pytest.mark.parametrize("step", [1, 3, 6], ids=["early", "half way", "at the end"])
+def test_one_that_is_canceled_leaves_at_the_next_step_and_is_not_decoded(
+    company: Company,
+    asked: list[Parameters],
+    who: int,
+    step: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    alone = company.alone(asked)
+    rows: list[int] = []
+    forward = company.pipe.unet.conv_in.forward
+
+    def counted(sample: torch.Tensor):
+        rows.append(len(sample))
+        return forward(sample)
+
+    monkeypatch.setattr(company.pipe.unet.conv_in, "forward", counted)
+    monkeypatch.setattr(BatchLesson, "doubts", lambda *_: False)  # which would count rows again
+    gate = Gate()
+
+    class Last(Recorder):
+        """Holds the last step until the canceled one is seen to be over."""
+
+        def on_step(self, step: int, steps: int) -> None:
+            super().on_step(step, steps)
+            if step == steps:
+                gate()
+
+    watchers: list[Any] = [Recorder(), Recorder(), Recorder(), Last()]
+    watchers[who] = Canceler(step)
+    made = company.start(asked, watchers)
+    with pytest.raises(Interrupted):
+        made[who].result(TIMEOUT_S)
+    assert not any(each.done() for index, each in enumerate(made) if index != who)
+    gate.open()
+    for index in {0, 1, 2, 3} - {who}:
+        assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
+    assert company.decoded == [3]
+    assert sum(rows) == 2 * (6 * 3 + step)
+
+
+def test_when_all_are_canceled_nothing_goes_on(company: Company, asked: list[Parameters]):
+    company.alone(asked)
+    made = company.start(asked, [Canceler(1 + index) for index in range(4)])
+    for each in made:
+        with pytest.raises(Interrupted):
+            each.result(TIMEOUT_S)
+    assert company.decoded == []
+    assert company.engine.generate(asked[0], Recorder()).steps == 6
+
+
+class Canceler(Recorder):
+    """Stops once so many steps are done."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at = at
+
+    def on_step(self, step: int, steps: int) -> None:
+        super().on_step(step, steps)
+        if step == self._at:
+            raise Interrupted("canceled")
+
+
+class Steerer(Recorder):
+    """Asks for a guidance scale once so many steps are done."""
+
+    def __init__(self, wanted: float, at: int) -> None:
+        super().__init__()
+        self._wanted, self._at = wanted, at
+
+    def guidance_scale(self) -> float | None:
+        return self._wanted if self.calls[-1][0] >= self._at else None
+
+
+def test_one_whose_guidance_is_changed_begins_anew_by_itself_and_changes_where_it_would_have(
+    company: Company, asked: list[Parameters]
+):
+    alone = company.alone(asked)
+    steered = company.engine.generate(asked[1], Steerer(8.0, at=3))
+    assert difference(steered, alone[1]) > 8
+    watchers = [Recorder(), Steerer(8.0, at=3), Recorder(), Recorder()]
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, watchers)]
+    alone[1] = steered
+    assert max(map(difference, made, alone)) <= 1
+    assert watchers[1].calls == sorted(watchers[1].calls)
+    assert made[1].steps == 6
+    assert made[1].warnings == ()
+
+
+def test_guidance_that_cannot_be_changed_is_said_and_parts_nobody(
+    company: Company, asked: list[Parameters]
+):
+    watchers = [Recorder(), Recorder(guidance=1.0)]
+    made = [each.result(TIMEOUT_S) for each in company.start(asked[:2], watchers)]
+    assert made[0].warnings == ()
+    assert made[1].warnings == ("guidance_scale could not be changed to 1 while running",)
+    assert company.encoded[-2:] == [2, 2]
+
+
+def test_only_the_one_that_gives_nan_fails(
+    company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
+):
+    alone = company.alone(asked)
+    prepare = company.pipe.prepare_latents
+
+    def spoil(*args: Any, **options: Any):
+        latents = prepare(*args, **options)
+        if len(latents) == 4:
+            latents[2] = torch.nan
+        return latents
+
+    monkeypatch.setitem(vars(company.pipe), "prepare_latents", spoil)  # copies have it too
+    made = company.start(asked, [Recorder() for _ in asked])
+    with pytest.raises(NonFiniteOutput):
+        made[2].result(TIMEOUT_S)
+    for index in (0, 1, 3):
+        assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
+    assert company.decoded == [3]
+
+
+def test_where_a_company_fails_each_runs_by_itself_and_only_the_culprit_fails(
+    company: Company,
+    asked: list[Parameters],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    alone = company.alone(asked)
+    encode_prompt = company.pipe.encode_prompt
+
+    def choosy(prompt: Any, *args: Any, **options: Any):
+        if "x" in (prompt if isinstance(prompt, list) else [prompt]):
+            raise ValueError("no such word")
+        return encode_prompt(prompt, *args, **options)
+
+    monkeypatch.setitem(vars(company.pipe), "encode_prompt", choosy)  # copies have it too
+    made = company.start(asked, [Recorder() for _ in asked])
+    with pytest.raises(GenerationFailed, match="no such word"):
+        made[3].result(TIMEOUT_S)
+    for index in range(3):
+        assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
+    assert "4 requests that started together failed, each runs by itself" in caplog.text
+
+
+def test_requests_that_come_at_once_start_together_though_the_turn_is_free(
+    company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
+):
+    company.alone(asked)
+    gates = [Gate() for _ in asked]
+    engine = company.engine
+    monkeypatch.setattr(engine._runs.turns, "patience_s", TIMEOUT_S)
+
+    def come(index: int):
+        with engine.request_coming():
+            gates[index]()
+            return engine.generate(asked[index], Recorder())
+
+    coming = [company.pool.submit(come, index) for index in range(4)]
+    for gate in gates:
+        assert gate.reached.wait(TIMEOUT_S)
+    for gate in gates:
+        gate.open()
+    for each in coming:
+        assert each.result(TIMEOUT_S).batch_mean == 4
+    assert company.encoded == [4, 4]
+
+
+def test_a_lone_request_waits_for_nobody_and_for_those_that_do_not_come_a_moment(
+    company: Company, asked: list[Parameters]
+):
+    gate = Gate()
+
+    def come_in_vain():
+        with company.engine.request_coming():
+            gate()
+
+    with company.engine.request_coming():
+        company.engine.generate(asked[0], Recorder())
+    vain = company.pool.submit(come_in_vain)
+    assert gate.reached.wait(TIMEOUT_S)
+    company.engine.generate(asked[0], Recorder())
+    gate.open()
+    vain.result(TIMEOUT_S)
+    assert company.encoded == [1, 1, 1, 1]
+
+
+def test_a_model_that_is_wrong_in_company_is_found_out_at_warm_up(
+    pipe: Any, asked: list[Parameters], caplog: pytest.LogCaptureFixture
+):
+    encode = pipe.text_encoder.forward
+
+    def mixing(input_ids: torch.Tensor, *args: Any, **options: Any):
+        output = encode(input_ids, *args, **options)
+        output.last_hidden_state = output.last_hidden_state + output[0].mean(0, keepdim=True)
+        return output
+
+    pipe.text_encoder.forward = mixing
+    company = Company(pipe)
+    assert "requests do not start together, for that changes pixels" in caplog.text
+    alone = company.alone(asked)
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, [Recorder()] * 4)]
+    assert max(map(difference, made, alone)) <= 1
+    assert company.encoded == [1] * 8
+    company.pool.shutdown()
+
+
+def test_whoever_is_canceled_while_it_waits_is_not_taken_along(
+    company: Company, asked: list[Parameters]
+):
+    alone = company.alone(asked)
+    released = threading.Event()
+
+    class Impatient(Recorder):
+        def on_step(self, step: int, steps: int) -> None:
+            released.set()
+            raise Interrupted("canceled")
+
+    gate = Gate()
+
+    class Holder(Recorder):
+        def on_step(self, step: int, steps: int) -> None:
+            super().on_step(step, steps)
+            gate()
+
+    holder = company.pool.submit(company.engine.generate, asked[0], Holder())
+    assert gate.reached.wait(TIMEOUT_S)
+    canceled = company.pool.submit(company.engine.generate, asked[1], Impatient())
+    others = [company.pool.submit(company.engine.generate, each, Recorder()) for each in asked[2:]]
+    assert released.wait(TIMEOUT_S)
+    with pytest.raises(Interrupted):
+        canceled.result(TIMEOUT_S)
+    wait_until(lambda: company.engine.requests_waiting == 2, TIMEOUT_S, "the others")
+    gate.open()
+    made = [holder.result(TIMEOUT_S), *(each.result(TIMEOUT_S) for each in others)]
+    assert max(map(difference, made, [alone[0], *alone[2:]])) <= 1

@@ -1,0 +1,68 @@
+"""Whether a model may be called for several requests at once: tried before it serves any.
+
+Texts of different lengths, and one request that leaves on the way, must change nothing for the
+others. Knows no pipelines.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routing.parameters import Parameters
+from workers.generation import Generation
+from workers.inputs import Inputs
+from workers.observer import Interrupted, SilentObserver
+from workers.seat import Seat
+
+_logger = logging.getLogger(__name__)
+
+_PROMPTS = ("warm-up", "a red circle on a blue ground", "one")
+# Steps between 0 and 255 that may lie between a picture made alone and one made in company.
+_ROUNDING = {"float32": 2, "float64": 2}
+_COARSE = 16
+
+
+class _Leaver(SilentObserver):
+    def on_step(self, step: int, steps: int) -> None:
+        if step:
+            raise Interrupted("it leaves")
+
+
+def is_right_in_company(
+    parameters: Parameters,
+    dtype: str,
+    alone: Callable[[Parameters], Generation],
+    together: Callable[[Sequence[Seat]], Sequence[Generation]],
+) -> bool:
+    """Make outputs like `parameters` both ways; whatever goes wrong together means no."""
+    asked = [
+        parameters.with_changes({"prompt": prompt, "seed": seed})
+        for seed, prompt in enumerate(_PROMPTS)
+    ]
+    expected = [alone(each) for each in asked[:2]]
+    seats = [Seat(each, SilentObserver(), Inputs()) for each in asked[:2]]
+    seats.append(Seat(asked[2], _Leaver(), Inputs()))
+    try:
+        made = together(seats)
+        worst = max(map(_difference, made, expected))
+    except Exception as error:  # noqa: BLE001 - alone the model serves all the same
+        _logger.warning("requests do not start together, for that failed: %s", error)
+        return False
+    if worst > _ROUNDING.get(dtype, _COARSE):
+        _logger.warning(
+            "requests do not start together, for that changes pixels by %d of 255", worst
+        )
+        return False
+    return True
+
+
+def _difference(one: Generation, other: Generation) -> int:
+    pairs = zip(_pixels(one), _pixels(other), strict=True)
+    return max(int(np.abs(a.astype(int) - b.astype(int)).max()) for a, b in pairs)
+
+
+def _pixels(generation: Generation) -> list[NDArray[np.uint8]]:
+    frames = [video.frames for video in generation.videos]
+    return [np.asarray(image) for image in generation.images] + frames

@@ -1,0 +1,83 @@
+"""The pipelines of one model, and the copy of one that each run gets.
+
+Copies share the weights and have a noise scheduler of their own. Knows no requests that run.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import diffusers
+
+from configs.errors import GenerationFailed
+from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from workers.inputs import Inputs
+from workers.pipeline_arguments import arguments_of, call_arguments, joint_arguments, left_out
+from workers.pipeline_tasks import task_pipelines
+from workers.prompt_limit import cut_warnings, prompt_limits
+from workers.seat import Seat
+
+
+class PipelineCopies:
+    """Makes copies of a loaded pipeline, and the arguments they are called with."""
+
+    def __init__(self, pipe: Any, abilities: Abilities) -> None:
+        """Copy `pipe` and those that other tasks make of its parts."""
+        self._pipe = pipe
+        self._abilities = abilities
+        self._limits = prompt_limits(pipe)
+        self._pipes = task_pipelines(pipe)
+
+    def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
+        """Return a copy for one run.
+
+        Raises:
+            GenerationFailed: The model has not the task or the scheduler, or an input is missing.
+        """
+        task = parameters.task
+        if task not in self._pipes:
+            raise GenerationFailed(f"task: {task} is none of {', '.join(self._pipes)}")
+        if task in FROM_IMAGE_TASKS and not inputs.images:
+            raise GenerationFailed(f"image: {task} needs one")
+        if task == INPAINT and inputs.mask is None:
+            raise GenerationFailed(f"mask_image: {task} needs one")
+        return self._copy_with_scheduler(self._pipes[task], parameters.scheduler)
+
+    def arguments(self, seats: Sequence[Seat]) -> dict[str, Any]:
+        """Return the arguments of one call for requests of one company."""
+        kind = type(self._pipes[seats[0].parameters.task])
+        return joint_arguments(
+            [call_arguments(seat.parameters, kind, seat.inputs) for seat in seats]
+        )
+
+    def prompt_warnings(self, parameters: Parameters) -> list[str]:
+        """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""
+        kind = type(self._pipes[parameters.task])
+        warnings = [
+            f"{name}: {kind.__name__} takes none; it was left out"
+            for name in left_out(parameters, kind)
+        ]
+        for name in ("prompt", "negative_prompt"):
+            if name in arguments_of(kind):
+                warnings += cut_warnings(self._limits, name, getattr(parameters, name))
+        return warnings
+
+    def _copy_with_scheduler(self, pipe: Any, name: str | None) -> Any:
+        own = self._pipe.scheduler
+        if name is None or name == type(own).__name__:
+            scheduler = copy.deepcopy(own)
+        elif name in self._abilities.schedulers:
+            scheduler = getattr(diffusers, name).from_config(own.config)
+        else:
+            fitting = ", ".join(self._abilities.schedulers)
+            raise GenerationFailed(f"scheduler: {name} does not fit the model; {fitting} do")
+        pipe = copy.copy(pipe)
+        # Not by setattr, which would register the scheduler in the configuration.
+        pipe.__dict__["scheduler"] = scheduler
+        # What it does for one pipeline alone would be done to all that share the parts.
+        pipe.__dict__["maybe_free_model_hooks"] = _nothing
+        return pipe
+
+
+def _nothing() -> None:
+    pass
