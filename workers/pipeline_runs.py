@@ -52,8 +52,8 @@ class PipelineRuns:
         Raises:
             ModelLoadFailed: The pipeline takes no adapters, or has no cache of the kind set.
         """
-        self._adapters = Adapters(pipe, settings)
-        self._prompts = PromptCache(
+        self.adapters = Adapters(pipe, settings)
+        self.prompts = PromptCache(
             settings.prompt_embed_cache_bytes if settings.enable_prompt_embed_cache else 0
         )
         self.step_cache = StepCache(pipe, settings)
@@ -64,7 +64,7 @@ class PipelineRuns:
         self._current = threading.local()
         self._denoisers = list(denoisers(pipe).values())
         self.rendezvous = Rendezvous(self._denoisers)
-        self.rendezvous.switch = self._adapters.set_denoisers
+        self.rendezvous.switch = self.adapters.set_denoisers
         for denoiser in self._denoisers:
             denoiser.register_forward_pre_hook(self._before_forward)
         # After the rendezvous, since pipelines of other tasks may copy the denoiser as it is.
@@ -73,7 +73,7 @@ class PipelineRuns:
     @property
     def loras(self) -> tuple[str, ...]:
         """Names of the adapters that requests may ask for."""
-        return self._adapters.names
+        return self.adapters.names
 
     def serve(self, seat: Seat) -> Generation:
         """Run a request to its end, with those that wait as it does; raises what ends it."""
@@ -109,7 +109,7 @@ class PipelineRuns:
 
     def _copy_for(self, seat: Seat) -> Any:
         pipe = self._copies.copy_for(seat.parameters, seat.inputs)
-        self._prompts.watch(pipe, lambda: self._adapters.text_state(seat.parameters.lora))
+        self.prompts.watch(pipe, lambda: self.adapters.text_state(seat.parameters.lora))
         return pipe
 
     def _run_company(self, pipe: Any, company: Sequence[Seat]) -> None:
@@ -156,7 +156,7 @@ class PipelineRuns:
         asked = seats[0].parameters
         self.step_cache.begin(pipe, asked.num_inference_steps)
         try:
-            with self._adapters.ready(asked.lora, self.rendezvous.held):
+            with self.adapters.ready(asked.lora, self.rendezvous.held):
                 return pipe(**self._copies.arguments(seats))
         finally:
             self.step_cache.reset()

@@ -94,7 +94,7 @@ def test_loading_one_leaves_the_weights_of_another(folder: Path, parameters: Mak
     engine = adapted(folder)
     alone = made(engine, parameters(lora=(BOTH,)))
     engine.generate(parameters(lora=(WORDS,)), Recorder())
-    assert engine._adapters.loaded == ("both", "words")
+    assert engine._runs.adapters.loaded == ("both", "words")
     assert made(engine, parameters(lora=(BOTH,))) == alone
 
 
@@ -134,11 +134,11 @@ def test_the_one_used_longest_ago_makes_room_and_comes_back(
     engine.generate(parameters(lora=(BOTH,)), Recorder())
     engine.generate(parameters(lora=(STYLE,)), Recorder())
     engine.generate(parameters(lora=(WORDS,)), Recorder())
-    assert engine._adapters.loaded == ("style", "words")
+    assert engine._runs.adapters.loaded == ("style", "words")
     names = [name for name, _ in engine._pipe.unet.named_parameters() if "lora_A" in name]
     assert {name.split(".")[-2] for name in names} == {"adapter0"}
     engine.generate(parameters(lora=(BOTH,)), Recorder())
-    assert engine._adapters.loaded == ("words", "both")
+    assert engine._runs.adapters.loaded == ("words", "both")
     assert made(engine, parameters(lora=(STYLE,))) == first
 
 
@@ -146,7 +146,7 @@ def test_a_set_above_the_limit_is_loaded_all_the_same(folder: Path, parameters: 
     engine = adapted(folder, max_cpu_loras=1)
     both = made(engine, parameters(lora=(STYLE, WORDS)))
     engine.generate(parameters(lora=(BOTH,)), Recorder())
-    assert list(engine._adapters.loaded) == ["both"]
+    assert list(engine._runs.adapters.loaded) == ["both"]
     assert made(engine, parameters(lora=(STYLE, WORDS))) == both
 
 
@@ -169,7 +169,7 @@ def test_a_broken_adapter_fails_its_request_alone(
             shared.generate(parameters(lora=(STYLE, Lora(name))), Recorder())
         assert says in caught.value.message
         assert caught.value.code == "lora_load_failed"
-    assert name not in shared._adapters.loaded
+    assert name not in shared._runs.adapters.loaded
     assert made(shared, parameters()) == before[0]
     assert made(shared, parameters(lora=(STYLE,))) == before[1]
 
@@ -182,8 +182,8 @@ def test_an_interrupted_request_leaves_no_adapter_behind(
         with pytest.raises(Interrupted):
             shared.generate(parameters(lora=(BOTH,)), Recorder(stop_at=call))
         assert made(shared, parameters()) == before
-    assert [entry.users for entry in shared._adapters._loaded.values()] == [0] * len(
-        shared._adapters.loaded
+    assert [entry.users for entry in shared._runs.adapters._loaded.values()] == [0] * len(
+        shared._runs.adapters.loaded
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from configs.errors import GenerationFailed, NonFiniteOutput
+from configs.pipeline_settings import PipelineSettings
 from routing.parameters import Parameters
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder
@@ -31,7 +32,8 @@ class Company:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        self.engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=8)
+        settings = PipelineSettings(enable_prompt_embed_cache=False)  # so that encodings count
+        self.engine = Engine(pipe, inspect_abilities(pipe, {}), settings, max_num_seqs=8)
         self.engine.warm_up()
         self.pool = ThreadPoolExecutor(9)
         self.encoded: list[int] = []

@@ -36,7 +36,7 @@ def made(engine: Engine, parameters: Any) -> bytes:
 
 
 def counted(engine: Engine) -> tuple[int, int]:
-    return engine._prompts.hits, engine._prompts.misses
+    return engine._runs.prompts.hits, engine._runs.prompts.misses
 
 
 def test_a_hit_has_the_bytes_of_a_miss_and_of_no_cache(

@@ -9,8 +9,8 @@ import torch
 from diffusers import FirstBlockCacheConfig, MagCacheConfig, PyramidAttentionBroadcastConfig
 
 from routing.parameters import Parameters
+from scripts.image_families import flux
 from tests.engine.recorder import Recorder
-from tests.engine.tiny_families import flux
 from workers.abilities import inspect_abilities
 from workers.engine import Engine
 from workers.observer import Interrupted

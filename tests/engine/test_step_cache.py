@@ -65,7 +65,7 @@ def test_requests_in_sequence_equal_their_solo_runs(
     assert 0 < len(calls) < 8
     with pytest.raises(Interrupted):
         engine.generate(first, Recorder(stop_at=4))
-    backend = str(engine._step_cache._backend)
+    backend = str(engine._runs.step_cache._backend)
     assert made(engine, second) == made(cached(flux, backend, **OPTIONS[backend]), second)
     assert made(engine, first) == alone
 
