@@ -7,6 +7,7 @@ PORT   ?= 8099
 CONFIG ?= configs/tiny_cpu.yaml
 MODEL  ?=
 TESTS  ?= tests
+CHAOS_REQUESTS ?= 200
 ARGS   ?=
 REPLICAS ?= 1,2
 
@@ -39,7 +40,7 @@ format: $(VENV)/dev.stamp ## put the code into its form
 	@$(RUN) -m ruff format .
 
 chaos: $(VENV)/dev.stamp ## kill replicas, Redis and API under load, at length; prints a table
-	@exec env CHAOS_REQUESTS=200 $(RUN) -m pytest tests/chaos -s
+	@exec env CHAOS_REQUESTS=$(CHAOS_REQUESTS) $(RUN) -m pytest tests/chaos -s
 
 soak: $(VENV)/dev.stamp ## 500 requests through one service; prints what memory they cost
 	@exec env SOAK_REQUESTS=500 $(RUN) -m pytest tests/e2e/test_soak.py -s
