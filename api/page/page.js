@@ -48,6 +48,8 @@ function showDefaults() {
   }
   form.elements.num_frames.step = model.frames_step ?? 1;
   form.elements.image.multiple = model.limits.images > 1;
+  form.elements.lora.replaceChildren(new Option("none", ""), ...model.loras.map((name) => new Option(name, name)));
+  for (const label of form.querySelectorAll("[data-adapters]")) label.hidden = !model.loras.length;
   followImage(model.defaults);
 }
 
@@ -93,7 +95,8 @@ async function body() {
     }
     given[name] = NUMERALS.includes(name) ? numeral(text) : text;
   }
-  return given;
+  const { lora, lora_scale: scale = "1", ...others } = given;
+  return lora ? { ...others, lora: { name: lora, scale: numeral(scale) } } : others;
 }
 
 // JSON holds any whole number, JavaScript does not: a long seed is sent digit by digit.
@@ -137,10 +140,13 @@ function labelOf(name) {
 async function reuse(parameters) {
   await reuseInputs(parameters);
   for (const field of form.elements) {
-    if (!(field.name in parameters) || field.type === "file") continue;
+    if (!(field.name in parameters) || field.type === "file" || field.name === "lora") continue;
     if (field.type === "checkbox") field.checked = parameters[field.name];
     else field.value = parameters[field.name] ?? "";
   }
+  const [adapter] = parameters.lora;
+  form.elements.lora.value = adapter?.name ?? "";
+  form.elements.lora_scale.value = adapter?.scale ?? 1;
   form.elements.prompt.focus();
 }
 

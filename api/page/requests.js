@@ -266,6 +266,7 @@ function settingsText({ parameters, priority }) {
     `${parameters.num_inference_steps} steps`,
     parameters.strength === null ? "" : `strength ${parameters.strength}`,
     parameters.guidance_scale === null ? "" : `guidance ${parameters.guidance_scale}`,
+    ...parameters.lora.map(({ name, scale }) => `${name} ${scale}`),
     `seed ${parameters.seed}`,
     priority === "normal" ? "" : `${priority} priority`,
   ];

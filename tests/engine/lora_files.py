@@ -24,6 +24,21 @@ def lora_weights(
     return weights
 
 
+def save_lora_like(path: Path, part: str, own: dict[str, Any], seed: int) -> Path:
+    """Write weights for the attention of a part whose own weights are `own`, not loaded as one."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, weight in own.items():
+        if name.endswith(("to_q.weight", "to_v.weight")):
+            key, (out_features, in_features) = name.removesuffix(".weight"), weight.shape
+            down = torch.randn(2, in_features, generator=generator)
+            up = torch.randn(out_features, 2, generator=generator)
+            weights[f"{part}.{key}.lora_A.weight"] = 0.5 * down
+            weights[f"{part}.{key}.lora_B.weight"] = 0.5 * up
+    save_file(weights, path)
+    return path
+
+
 def save_lora(path: Path, parts: dict[str, Any], seed: int, **options: Any) -> Path:
     """Write such weights to a .safetensors file."""
     save_file(lora_weights(parts, seed, **options), path)
