@@ -78,7 +78,9 @@ def test_the_page_offers_the_adapters(adapted: Service, tmp_path: Path) -> None:
         assert "style 0.8" in page.cards()[0].text
         offered.select_by_visible_text("none")
         page.press("reuse")
-        assert offered.first_selected_option.text == "style"
+        wait_until(
+            lambda: offered.first_selected_option.text == "style", PATIENCE_S, "the settings"
+        )
         assert page.field("lora_scale").get_attribute("value") == "0.8"
         assert not page.complaints()
 
