@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -45,88 +46,121 @@ class ClientGone(ServingError):
     code: ClassVar[str] = "client_gone"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A request that succeeded, and all fields of its body."""
-
-    request: Request
-    given: Mapping[str, Any]
-
-
-def run_to_end(
-    service: Service, body: Mapping[str, Any], schema: RequestBodySchema, key: str = ""
-) -> Ended:
-    """Submit what a body asks for and return the request once it has succeeded.
-
-    With an idempotency key the request outlives its client: that is what the key is for.
-
-    Raises:
-        TooManyWaits: As many calls are held as may be; nothing was submitted.
-        GenerationError, RequestCanceled, RequestExpired: It ended otherwise.
-        ServingError: It was refused, as by :func:`submit_body`.
-    """
-    request_id = new_request_id()
-    # The place to wait comes first: what is submitted must not be left alone.
-    with (
-        service.held_calls.hold(request_id, only_end=True) as subscription,
-        service.clients.watching(_connection(), subscription.notify) as client,
-    ):
-        submitted = submit_body(service, body, key=key, schema=schema, request_id=request_id)
-        request = submitted.accepted.request
-        if request.id == request_id:
-            request = _Waiting(service, request, subscription, client, bool(key)).until_end()
-        else:
-            request = _until_end_of_other(service, request)
-    _raise_unless_succeeded(request)
-    return Ended(request, submitted.given)
-
-
 @dataclass(slots=True)
-class _Waiting:
+class AwaitedRequest:
+    """A request and the client that waits for it.
+
+    Attributes:
+        service: Where it is.
+        request: As it was last seen.
+        given: All fields of its body, those too that only the call itself reads.
+        subscription: Wakes at its changes, and when its client goes.
+        client: Who waits.
+        outlives_client: Whether it goes on without the client.
+        store_away_since: When Redis was first found not to answer, by the monotonic clock.
+    """
+
     service: Service
     request: Request
+    given: Mapping[str, Any]
     subscription: Subscription
     client: Client
     outlives_client: bool
+    store_away_since: float | None = None
 
-    def until_end(self) -> Request:
-        store_away_since: float | None = None
-        while True:
-            try:
-                self.request = self.service.router.store.get(self.request.id)
-                self._let_go()
-                store_away_since = None
-                pause = _LOOK_S
-            except RedisError:
-                # The replica goes on meanwhile; a retry of the client's would make it all again.
-                store_away_since = store_away_since or time.monotonic()
-                if time.monotonic() - store_away_since > _STORE_AWAY_S:
-                    raise
-                pause = _STORE_PAUSE_S
-            if self.request.is_terminal:
-                return self.request
-            self.subscription.wait(pause)
+    def look(self, pause_s: float) -> bool:
+        """Return True where it has ended; else wait for news, `pause_s` at most.
 
-    def _let_go(self) -> None:
-        """Cancel a request that nobody waits for any more."""
-        closing = self.service.held_calls.closed
-        if self.request.is_terminal or not (closing or self.client.gone):
-            return
-        if not self.outlives_client:
-            self.service.router.cancel(self.request.id)
-            _logger.info("%s is canceled: nobody waits for it any more", self.request.id)
+        Raises:
+            ClientGone: Its client has closed the connection.
+            Unavailable: This door is closing.
+            redis.RedisError: Redis has not answered for half a minute.
+        """
+        try:
+            self.request = self.service.router.store.get(self.request.id)
+            self.store_away_since = None
+        except RedisError:
+            # The replica goes on meanwhile; a retry of the client's would make it all again.
+            now = time.monotonic()
+            self.store_away_since = self.store_away_since or now
+            if now - self.store_away_since > _STORE_AWAY_S:
+                raise
+            pause_s = _STORE_PAUSE_S
+        if self.request.is_terminal:
+            return True
         if self.client.gone:
             raise ClientGone("The client has closed its connection.")
-        raise Unavailable("This door is closing; send the request again.", retry_after=_RETRY_S)
+        if self.service.held_calls.closed:
+            raise Unavailable("This door is closing; send the request again.", retry_after=_RETRY_S)
+        self.subscription.wait(pause_s)
+        return False
+
+    def until_success(self) -> Request:
+        """Return the request once it has succeeded.
+
+        Raises:
+            GenerationError, RequestCanceled, RequestExpired: It ended otherwise.
+        """
+        while not self.look(_LOOK_S):
+            pass
+        _raise_unless_succeeded(self.request)
+        return self.request
+
+    def leave(self) -> None:
+        """Cancel a request that has not ended: nobody waits for it any more."""
+        if self.request.is_terminal or self.outlives_client:
+            return
+        try:
+            self.service.router.cancel(self.request.id)
+            _logger.info("%s is canceled: nobody waits for it any more", self.request.id)
+        except (ServingError, RedisError) as error:
+            _logger.warning("%s could not be canceled: %s", self.request.id, error)
 
 
-def _until_end_of_other(service: Service, request: Request) -> Request:
-    """Wait for a request that an earlier call with the same key made; it is not ours to cancel."""
-    with (
-        service.held_calls.hold(request.id, only_end=True) as subscription,
-        service.clients.watching(_connection(), subscription.notify) as client,
-    ):
-        return _Waiting(service, request, subscription, client, True).until_end()
+@contextmanager
+def awaited(
+    service: Service,
+    body: Mapping[str, Any],
+    schema: RequestBodySchema,
+    key: str = "",
+    *,
+    only_end: bool = True,
+) -> Iterator[AwaitedRequest]:
+    """Submit what a body asks for, and cancel it where it has not ended when the context does.
+
+    With an idempotency key the request outlives its client: that is what the key is for. With
+    `only_end` nothing but the end wakes who waits.
+
+    Raises:
+        TooManyWaits: As many calls are held as may be; nothing was submitted.
+        ServingError: It was refused, as by :func:`submit_body`.
+    """
+    request_id = new_request_id()
+    subscriptions: list[Subscription] = []
+
+    def wake() -> None:
+        for subscription in subscriptions:
+            subscription.notify()
+
+    with ExitStack() as stack:
+
+        def hold(held_id: str) -> None:
+            held = service.held_calls.hold(held_id, only_end=only_end)
+            subscriptions.append(stack.enter_context(held))
+
+        # The place to wait comes first: what is submitted must not be left alone.
+        hold(request_id)
+        client = stack.enter_context(service.clients.watching(_connection(), wake))
+        submitted = submit_body(service, body, key=key, schema=schema, request_id=request_id)
+        request = submitted.accepted.request
+        if request.id != request_id:
+            # An earlier call with the same key made it.
+            hold(request.id)
+        waiting = AwaitedRequest(
+            service, request, submitted.given, subscriptions[-1], client, bool(key)
+        )
+        stack.callback(waiting.leave)
+        yield waiting
 
 
 def _connection() -> socket.socket | None:

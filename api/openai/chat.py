@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from flask_smorest import Blueprint
-from marshmallow import ValidationError
 
-from api.awaited_request import Ended, run_to_end
+from api.awaited_request import awaited
 from api.call_body import body_content
 from api.call_headers import idempotency_key
 from api.catalog import ServedModel
@@ -22,24 +21,13 @@ from api.openai.measurements import Measurements
 from api.openai.messages import MessagesField
 from api.openai.objects import ChatAnswerSchema
 from api.openai.pictures import data_url_of
-from api.request_schema import FlagField, NumberField, described
+from api.request_schema import NumberField, described
 from api.service import Service, current_service
 from configs.errors import FieldError
 from routing.parameters import TASKS
 from routing.record import Request
 
 blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
-
-
-class _NoStream(FlagField):
-    """false only: a picture does not come in pieces of text."""
-
-    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> bool:
-        if super()._deserialize(value, *rest, **options):
-            raise ValidationError(
-                "is not served here; leave it out, or follow /v1/requests/{id}/events instead"
-            )
-        return False
 
 
 class ChatSchema(OpenAISchema):
@@ -70,7 +58,6 @@ class ChatSchema(OpenAISchema):
         ),
     )
     cfg_scale = NumberField("The same as true_cfg_scale.", minimum=0)
-    stream = _NoStream("Only false.")
     modalities = IgnoredField()
     stream_options = IgnoredField()
     response_format = IgnoredField()
@@ -101,11 +88,12 @@ def completions() -> dict[str, Any]:
     key = idempotency_key()
     schema = ChatSchema()
     body = read_openai_body(schema, service.catalog)
-    return _answer(service, schema, run_to_end(service, body, schema, key))
+    with awaited(service, body, schema, key) as waiting:
+        request = waiting.until_success()
+    return _answer(service, request, schema.left_aside(waiting.given))
 
 
-def _answer(service: Service, schema: ChatSchema, ended: Ended) -> dict[str, Any]:
-    request = ended.request
+def _answer(service: Service, request: Request, left_aside: list[str]) -> dict[str, Any]:
     measured = Measurements.of(request, service.router.registry)
     words = len(request.parameters.prompt.split())
     made = len(request.outputs)
@@ -133,7 +121,7 @@ def _answer(service: Service, schema: ChatSchema, ended: Ended) -> dict[str, Any
         "metrics": measured.to_json(),
         "stage_durations": measured.stage_durations,
         "peak_memory_mb": measured.peak_memory_mb,
-        "warnings": [*request.warnings, *schema.left_aside(ended.given)],
+        "warnings": [*request.warnings, *left_aside],
     }
 
 

@@ -15,7 +15,14 @@ from marshmallow import ValidationError, fields
 from api.call_body import read_body
 from api.catalog import Catalog, ServedModel
 from api.input_checks import picked_task
-from api.request_schema import RequestBodySchema, SizeField, TextField, WholeField, described
+from api.request_schema import (
+    FlagField,
+    RequestBodySchema,
+    SizeField,
+    TextField,
+    WholeField,
+    described,
+)
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.field_types import OneOf
 from routing.parameters import OUTPUT_FORMATS
@@ -47,6 +54,17 @@ class FormatField(OneOf):
         return "jpeg" if found == "jpg" else found
 
 
+class NoStreamField(FlagField):
+    """false only: a picture does not come in pieces of text."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> bool:
+        if super()._deserialize(value, *rest, **options):
+            raise ValidationError(
+                "is not served here; leave it out, or follow /v1/requests/{id}/events instead"
+            )
+        return False
+
+
 class OpenAISchema(RequestBodySchema):
     """A native request with the names that OpenAI's clients use."""
 
@@ -60,6 +78,7 @@ class OpenAISchema(RequestBodySchema):
         metadata=described("Width x height in pixels, or `auto`.", example="64x64")
     )
     output_format = FormatField(*OUTPUT_FORMATS, "jpg", metadata=described("File format."))
+    stream = NoStreamField("Only false.")
     user = IgnoredField()
     safety_identifier = IgnoredField()
     quality = IgnoredField()

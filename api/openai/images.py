@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from flask_smorest import Blueprint
 
-from api.awaited_request import Ended, run_to_end
+from api.awaited_request import awaited
 from api.call_body import body_content
 from api.call_headers import IDEMPOTENCY_KEY, idempotency_key
 from api.catalog import ServedModel
@@ -24,6 +24,7 @@ from api.service import Service, current_service
 from configs.errors import FieldError
 from configs.field_types import OneOf
 from routing.parameters import IMAGE_TASKS
+from routing.record import Request
 
 BASE64: Final = "b64_json"
 URL: Final = "url"
@@ -98,15 +99,17 @@ def _answered(schema: GenerationsSchema) -> dict[str, Any]:
     service = current_service()
     key = idempotency_key()
     body = read_openai_body(schema, service.catalog)
-    ended = run_to_end(service, body, schema, key)
-    return _answer(service, schema, ended)
+    with awaited(service, body, schema, key) as waiting:
+        request = waiting.until_success()
+    return _answer(service, request, waiting.given, schema.left_aside(waiting.given))
 
 
-def _answer(service: Service, schema: GenerationsSchema, ended: Ended) -> dict[str, Any]:
-    request = ended.request
+def _answer(
+    service: Service, request: Request, given: Mapping[str, Any], left_aside: list[str]
+) -> dict[str, Any]:
     parameters = request.parameters
     measured = Measurements.of(request, service.router.registry)
-    as_url = ended.given.get("response_format") == URL
+    as_url = given.get("response_format") == URL
     return {
         "id": request.id,
         "created": int(request.finished_at or request.created_at),
@@ -133,5 +136,5 @@ def _answer(service: Service, schema: GenerationsSchema, ended: Ended) -> dict[s
         "metrics": measured.to_json(),
         "stage_durations": measured.stage_durations,
         "peak_memory_mb": measured.peak_memory_mb,
-        "warnings": [*request.warnings, *schema.left_aside(ended.given)],
+        "warnings": [*request.warnings, *left_aside],
     }

@@ -6,6 +6,7 @@ import json
 import secrets
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ def test_with_a_key_of_its_own_a_request_outlives_its_client(service: Service) -
     request = newest(service, mark)
     connection.close()
     assert service.ended(request["id"])["status"] == "succeeded"
+
+
+def test_two_calls_with_one_key_wait_for_one_request(service: Service) -> None:
+    body = {"prompt": "a", "num_inference_steps": 200}
+    key = {"Idempotency-Key": secrets.token_hex(4)}
+    with ThreadPoolExecutor() as pool:
+        calls = [
+            pool.submit(service.call, "POST", "/v1/images/generations", body, key) for _ in range(2)
+        ]
+        answers = [call.result() for call in calls]
+    assert [answer.status for answer in answers] == [200, 200], answers
+    assert answers[0].json["id"] == answers[1].json["id"]
 
 
 @pytest.fixture

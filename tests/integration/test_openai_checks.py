@@ -193,7 +193,13 @@ def test_wrong_messages_are_named(
 def test_a_chat_has_messages_and_no_prompt(door: Door, editing: PlayedReplica) -> None:
     answer = door.client.post("/v1/chat/completions", json={"prompt": "a cat"})
     assert {"messages", "prompt"} <= set(wrong_fields(answer)) | {"prompt"}
-    assert set(wrong_fields(call(door, "chat", stream=True))) == {"stream"}
+
+
+@pytest.mark.parametrize("route", ROUTES[:3])
+def test_streams_are_refused_by_name(door: Door, editing: PlayedReplica, route: str) -> None:
+    assert set(wrong_fields(call(door, route, stream=True))) == {"stream"}
+    # Nothing is wrong with it: the closed door lets the call go.
+    assert call(door, route, stream=False).status_code == 503
 
 
 def test_a_model_that_makes_videos_makes_no_pictures(door: Door) -> None:
