@@ -16,6 +16,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
     Qwen3Config,
     Qwen3Model,
     T5Config,
@@ -23,6 +24,8 @@ from transformers import (
     UMT5Config,
     UMT5EncoderModel,
 )
+
+from workers.image_text_processor import ImageTextProcessor
 
 TOKENIZER = Path(__file__).parents[1] / "models" / "tiny" / "tokenizer"
 WORDS = len(json.loads((TOKENIZER / "vocab.json").read_text()))
@@ -116,6 +119,12 @@ def qwen_vl() -> Any:
         vision_end_token_id=words.convert_tokens_to_ids("<|vision_end|>"),
     )
     return Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+def qwen_processor() -> Any:
+    """What shows the image to the text encoder of Qwen-Image-Edit, at few pixels."""
+    images = Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
+    return ImageTextProcessor(images, byte_tokenizer())
 
 
 def qwen3() -> Any:

@@ -13,6 +13,7 @@ from diffusers import (
     FluxTransformer2DModel,
     PixArtAlphaPipeline,
     PixArtTransformer2DModel,
+    QwenImageEditPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SanaPipeline,
@@ -31,6 +32,7 @@ from scripts.family_parts import (
     clip,
     gemma,
     qwen3,
+    qwen_processor,
     qwen_vae,
     qwen_vl,
     t5,
@@ -216,6 +218,18 @@ def qwen_image() -> Any:
         vae=qwen_vae(),
         text_encoder=qwen_vl(),
         tokenizer=byte_tokenizer(),
+        transformer=qwen_transformer(),
+    )
+
+
+def qwen_image_edit() -> Any:
+    """Qwen-Image-Edit, which scales its image to a million pixels."""
+    return QwenImageEditPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(),
+        vae=qwen_vae(),
+        text_encoder=qwen_vl(),
+        tokenizer=byte_tokenizer(),
+        processor=qwen_processor(),
         transformer=qwen_transformer(),
     )
 

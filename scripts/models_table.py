@@ -65,6 +65,12 @@ TITLES = {
         "its guidance is `true_cfg_scale`, and counts only with a `negative_prompt`, which may be"
         ' `" "`',
     ),
+    "qwen_image_edit": Family(
+        "Qwen-Image-Edit",
+        ("Qwen/Qwen-Image-Edit",),
+        "guidance as Qwen-Image; without `strength`. `Qwen/Qwen-Image-Edit-2509` goes by the same"
+        " rules, with up to three images. Without torchvision, from a folder only",
+    ),
     "pixart": Family("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
     "sana": Family("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),
     "z_image": Family("Z-Image", ("Tongyi-MAI/Z-Image-Turbo",), "Turbo: `guidance_scale: 0`"),
@@ -137,11 +143,6 @@ stages:
       num_frames: 81
       fps: 24
 ```
-
-Qwen-Image-Edit (`Qwen/Qwen-Image-Edit`, `Qwen/Qwen-Image-Edit-2509`) goes by the same rules: image
-to image without `strength`, the second one with up to three images. Its text encoder reads the
-image through a processor of transformers that needs `torchvision`: install the build of it that
-belongs to your torch. No tiny pipeline of it is in the table.
 """
 
 

@@ -15,6 +15,7 @@ import transformers
 from configs.errors import ModelLoadFailed
 from configs.stages import EngineArgs, ReplicaPlan
 from workers.failure_cause import is_out_of_memory, short_cause
+from workers.image_text_processor import replaced_parts
 from workers.pipeline_settings import apply_settings, place
 from workers.quantization import quantized_arguments
 
@@ -86,12 +87,15 @@ def _load(plan: ReplicaPlan, args: EngineArgs) -> Any:
         )
     if device == "cpu":
         torch.set_num_threads(len(plan.devices))
+    local = Path(args.model).is_dir()
+    index = untyped_diffusers.DiffusionPipeline.load_config(args.model) if local else {}
     pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(
         args.model,
         dtype=_dtype(args, device),
         variant=args.variant,
         revision=args.revision,
-        local_files_only=Path(args.model).is_dir(),
+        local_files_only=local,
+        **replaced_parts(index, args.model),
         **({"device_map": "balanced"} if spread else {}),
         **quantized_arguments(args, _dtype(args, device), device),
     )

@@ -38,6 +38,7 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
     "flux": (IMAGES, 16, (1024, 1024), 64, True, True, False),
     "flux_kontext": (EDITING, 16, (1024, 1024), 64, True, True, False),
     "qwen_image": (IMAGES, 16, (1024, 1024), 512, False, True, None),
+    "qwen_image_edit": ((IMAGE_TO_IMAGE,), 16, (1024, 1024), 512, False, True, None),
     "pixart": ((TEXT_TO_IMAGE,), 16, (256, 256), 64, True, False, False),
     "sana": ((TEXT_TO_IMAGE,), 32, (1024, 1024), 64, True, False, False),
     "z_image": (IMAGES, 16, (1024, 1024), 512, True, False, True),
