@@ -73,6 +73,7 @@ def _lay_over(
             for inner, degree in value.items():
                 _put_degree(notes, sections, inner, degree, (path, f"{written}.{inner}"))
         elif key == "parallel_config" and value is not None:
+            notes.names[written] = written  # as it stands there, and not flat
             notes.refuse(written, value, "is not a mapping; write `key: value` lines beneath it")
         elif value is not None:
             _set(notes, sections[section], key, value, (f"{path}.{section}.{key}", written))

@@ -279,6 +279,13 @@ def test_any_deploy_file_is_taken_or_refused_by_paths_that_it_has(
             )
 
 
+def test_a_wrong_section_within_a_section_is_named_where_it_stands(tmp_path: Path) -> None:
+    document = deploy(engine_args={"parallel_config": False})
+    found, message = sole(refusal(tmp_path, document))
+    assert found == "stages[0].engine_args.parallel_config"
+    assert "False is not a mapping" in message
+
+
 @pytest.mark.parametrize(
     ("keys", "path", "expected"),
     [
