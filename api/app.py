@@ -25,8 +25,8 @@ from api import (
     requests,
 )
 from api.access import register_access
+from api.error_objects import ErrorAnswerSchema
 from api.errors import register_error_handlers
-from api.objects import ErrorAnswerSchema
 from api.openai import chat, images, videos
 from api.service import Service, attach_service
 from configs.settings import Settings, load_settings

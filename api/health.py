@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flask_smorest import Blueprint
 
-from api.objects import HealthSchema, ReadinessSchema
+from api.model_objects import HealthSchema, ReadinessSchema
 from api.service import current_service
 from configs.errors import FieldError, NoReadyReplica
 from configs.stages import StageConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 from flask_smorest import Blueprint
 
-from api.objects import ModelListSchema
+from api.model_objects import ModelListSchema
 from api.presentation import list_object, model_object
 from api.service import current_service
 

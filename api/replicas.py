@@ -9,8 +9,8 @@ from typing import Any
 
 from flask_smorest import Blueprint
 
-from api.objects import DrainQuerySchema, ReplicaListSchema, ReplicaObjectSchema
 from api.presentation import list_object, replica_object
+from api.replica_objects import DrainQuerySchema, ReplicaListSchema, ReplicaObjectSchema
 from api.service import current_service
 
 blueprint = Blueprint("replicas", __name__, description="The processes that do the work.")

@@ -18,9 +18,9 @@ from api.call_body import body_content, read_body
 from api.call_headers import IDEMPOTENCY_KEY, idempotency_key, preferred_wait
 from api.held_calls import TooManyWaits
 from api.input_files import all_inputs, stored
-from api.objects import ListQuerySchema, RequestListSchema, RequestObjectSchema
 from api.presentation import list_object, request_object, request_url
 from api.request_body import BodyReader
+from api.request_objects import ListQuerySchema, RequestListSchema, RequestObjectSchema
 from api.request_schema import RequestBodySchema, RequestEditSchema
 from api.service import Service, current_service
 from api.submission import submit_body

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from flask_smorest import Blueprint
 
 from api.awaited_request import awaited
+from api.body_fields import NumberField, described
 from api.call_body import body_content
 from api.call_headers import idempotency_key
 from api.catalog import ServedModel
@@ -21,7 +22,6 @@ from api.openai.measurements import Measurements
 from api.openai.messages import MessagesField
 from api.openai.objects import ChatAnswerSchema
 from api.openai.pictures import data_url_of
-from api.request_schema import NumberField, described
 from api.service import Service, current_service
 from configs.errors import FieldError
 from routing.parameters import TASKS

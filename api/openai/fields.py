@@ -12,17 +12,11 @@ from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields
 
+from api.body_fields import FlagField, SizeField, TextField, WholeField, described
 from api.call_body import read_body
 from api.catalog import Catalog, ServedModel
 from api.input_checks import picked_task
-from api.request_schema import (
-    FlagField,
-    RequestBodySchema,
-    SizeField,
-    TextField,
-    WholeField,
-    described,
-)
+from api.request_schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.field_types import OneOf
 from routing.parameters import OUTPUT_FORMATS

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 from flask_smorest import Blueprint
 
 from api.awaited_request import awaited
+from api.body_fields import ImageField, ImagesField, described
 from api.call_body import body_content
 from api.call_headers import IDEMPOTENCY_KEY, idempotency_key
 from api.catalog import ServedModel
@@ -19,7 +20,6 @@ from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
 from api.openai.measurements import Measurements
 from api.openai.objects import ImagesAnswerSchema
 from api.openai.pictures import absolute_url, base64_of
-from api.request_schema import ImageField, ImagesField, described
 from api.service import Service, current_service
 from configs.errors import FieldError
 from configs.field_types import OneOf

@@ -13,6 +13,7 @@ from flask import Response
 from flask_smorest import Blueprint
 from marshmallow import Schema, ValidationError, fields, validate
 
+from api.body_fields import ImagesField, described
 from api.call_body import body_content
 from api.call_headers import idempotency_key
 from api.catalog import ServedModel
@@ -21,7 +22,6 @@ from api.openai.images import KEY_PARAMETER
 from api.openai.objects import VideoDeletedSchema, VideoListSchema, VideoSchema
 from api.openai.video_object import video_object
 from api.outputs import FILE_ANSWERS, output_response
-from api.request_schema import ImagesField, described
 from api.service import Service, current_service
 from api.submission import submit_body
 from configs.errors import FieldError, InvalidRequest, NotFound
