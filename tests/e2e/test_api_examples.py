@@ -1,4 +1,7 @@
-"""docs/api.md: each of its examples runs as it stands, against a running service."""
+"""docs/api.md: each of its examples runs as it stands, against a running service.
+
+Those of videos run against a video model with random weights.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from tests.e2e.service import Service
 PAGE = REPOSITORY / "docs" / "api.md"
 DEFAULT_URL = "http://127.0.0.1:8099"
 RUN_S = 120.0
+VIDEOS = "/v1/videos"  # the section whose examples need a model that makes them
 
 
 def sections() -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -46,8 +50,9 @@ def tools() -> None:
     ("title", "blocks"), [pytest.param(*each, id=each[0]) for each in sections()]
 )
 def test_the_examples_of_a_section_run_one_after_another(
-    service: Service, tmp_path: Path, title: str, blocks: list[tuple[str, str]]
+    request: pytest.FixtureRequest, tmp_path: Path, title: str, blocks: list[tuple[str, str]]
 ) -> None:
+    service = request.getfixturevalue("film" if title == VIDEOS else "service")
     shell = "".join(text for language, text in blocks if language == "bash")
     scripts = [text for language, text in blocks if language == "python"]
     if shell:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
-from scripts.families import save_family
 from tests.e2e.browser import open_browser
 from tests.e2e.service import Service
 from tests.e2e.test_page import Page
@@ -20,30 +17,6 @@ from tests.pictures import data_url, picture
 from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
-STAGE = """
-stages:
-  - stage_id: 0
-    stage_type: diffusion
-    runtime: {{devices: "0", num_replicas: 1}}
-    engine_args: {{model: {model}, served_model_name: film, device: cpu}}
-    default_sampling_params:
-      {{width: 64, height: 64, num_frames: 9, num_inference_steps: 3, fps: 12}}
-"""
-
-
-@pytest.fixture(scope="module")
-def film(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A tiny LTX-Video with random weights on one replica."""
-    folder = tmp_path_factory.mktemp("film")
-    model = save_family("ltx", folder / "model")
-    stage_file = folder / "film.yaml"
-    stage_file.write_text(STAGE.format(model=model))
-    running = Service(redis_url, f"film-{secrets.token_hex(4)}:", folder, stage_file)
-    try:
-        running.start("replica0")
-        yield running
-    finally:
-        running.stop()
 
 
 def played(data: bytes) -> tuple[dict[str, str], float, np.ndarray]:
