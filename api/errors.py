@@ -46,6 +46,21 @@ def register_error_handlers(app: Flask) -> None:
     app.register_error_handler(Exception, _unforeseen)
 
 
+def error_object(error: Exception) -> dict[str, Any]:
+    """Return what an answer that has begun already says of an error: what else had been its body.
+
+    It is called while the call is at hand, and logs what an answer would have logged.
+    """
+    if isinstance(error, RedisError):
+        response = _redis_error(error)
+    elif isinstance(error, ServingError):
+        response = _serving_error(error)
+    else:
+        response = _unforeseen(error)
+    found: dict[str, Any] = response.get_json()["error"]
+    return found
+
+
 def _serving_error(error: ServingError) -> Response:
     if error.status == _SERVER and not isinstance(error, GenerationError):
         return _unforeseen(error)

@@ -15,24 +15,13 @@ from flask import Response
 from flask import request as call
 from flask_smorest import Blueprint
 
+from api.event_stream import EVENT_CONTENT, event_response
 from api.request_events import RequestEvents
 from api.service import current_service
 from configs.errors import MalformedRequest
 
 LAST_EVENT_ID: Final = "Last-Event-ID"
 _CURSOR: Final = re.compile(r"[0-9]{1,19}-[0-9]{1,19}\Z")
-_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_EVENT: Final = {
-    "type": "object",
-    "description": "One event.",
-    "required": ["event", "data"],
-    "properties": {
-        "event": {"type": "string", "description": "What happened."},
-        "data": {"type": "string", "description": "A JSON object in one line."},
-        "id": {"type": "string", "description": "What to resume after."},
-        "retry": {"type": "integer"},
-    },
-}
 _LAST_SEEN: Final = {
     "in": "header",
     "name": LAST_EVENT_ID,
@@ -51,7 +40,7 @@ blueprint = Blueprint("events", __name__, description="Follow a request without 
             "description": "Events `queued`, `started`, `progress`, `preview`, `edited`, "
             "`canceling` and `output`, then one of `succeeded`, `failed`, `canceled`, `expired`; "
             "the data of each is a JSON object. It ends after that, or after 15 minutes.",
-            "content": {"text/event-stream": {"schema": _EVENT}},
+            "content": EVENT_CONTENT,
         }
     },
 )
@@ -67,10 +56,8 @@ def follow(request_id: str) -> Response:
         first = events.backlog()
         if last and not first and request.is_terminal:
             return Response(status=204)
-        response = Response(events.text(first), mimetype="text/event-stream", headers=_HEADERS)
         # The call is held for as long as the client reads, and let go when it has gone.
-        response.call_on_close(stack.pop_all().close)
-    return response
+        return event_response(events.text(first), stack.pop_all().close)
 
 
 def _last_seen() -> str:

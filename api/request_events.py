@@ -6,19 +6,18 @@ be told. Does not know HTTP, only the text of an event.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from api.event_stream import KEEP_ALIVE, KEEP_ALIVE_S, event_text
 from api.presentation import output_object, progress_object, request_object
 from api.service import Service
 from configs.errors import NotFound
 from routing.changes import Change, Subscription, cursor_order
 from routing.record import TERMINAL, Request, Status
 
-_KEEP_ALIVE_S: Final = 10.0
 _LONGEST_S: Final = 900.0
 _RETRY_MS: Final = 1000
 
@@ -38,8 +37,7 @@ class Event:
 
     def to_text(self) -> str:
         """Return it as a client reads it."""
-        number = f"id: {self.cursor}\n" if self.cursor else ""
-        return f"{number}event: {self.name}\ndata: {json.dumps(self.data)}\n\n"
+        return event_text(self.name, self.data, self.cursor)
 
 
 class RequestEvents:
@@ -82,9 +80,8 @@ class RequestEvents:
                     return
             if self._service.held_calls.closed or time.monotonic() > deadline:
                 return
-            if not self._subscription.wait(_KEEP_ALIVE_S):
-                # Writing is what shows that a client has gone.
-                yield ": still here\n\n"
+            if not self._subscription.wait(KEEP_ALIVE_S):
+                yield KEEP_ALIVE
             events = self._news()
 
     def _news(self) -> list[Event]:

@@ -49,7 +49,7 @@ class FormatField(OneOf):
 
 
 class NoStreamField(FlagField):
-    """false only: a picture does not come in pieces of text."""
+    """false only: what this call makes does not come in pieces of text."""
 
     def _deserialize(self, value: Any, *rest: Any, **options: Any) -> bool:
         if super()._deserialize(value, *rest, **options):
@@ -72,7 +72,7 @@ class OpenAISchema(RequestBodySchema):
         metadata=described("Width x height in pixels, or `auto`.", example="64x64")
     )
     output_format = FormatField(*OUTPUT_FORMATS, "jpg", metadata=described("File format."))
-    stream = NoStreamField("Only false.")
+    stream: FlagField = NoStreamField("Only false.")
     user = IgnoredField()
     safety_identifier = IgnoredField()
     quality = IgnoredField()

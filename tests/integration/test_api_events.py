@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,62 +12,17 @@ import pytest
 from configs.settings import Settings
 from routing.record import Outcome, Status
 from tests.integration.api_world import Door, PlayedReplica, body_of, error_of
+from tests.integration.event_reader import EventReader, reading
 
 OpenDoor = Callable[[Settings], Door]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One event as a client sees it."""
-
-    name: str
-    data: dict[str, Any]
-    id: str
-
-
-class Stream:
-    """An open call that is read event by event."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-
-    def next(self) -> Seen:
-        fields: dict[str, str] = {}
-        for line in self._lines:
-            if line and not line.startswith(":"):
-                name, _, value = line.partition(": ")
-                fields[name] = value
-            elif not line and "event" in fields:
-                return Seen(fields["event"], json.loads(fields["data"]), fields.get("id", ""))
-        raise EOFError("the stream has ended")
-
-    def rest(self) -> list[Seen]:
-        seen = []
-        while True:
-            try:
-                seen.append(self.next())
-            except EOFError:
-                return seen
-
-
 @contextmanager
-def following(door: Door, request_id: str, last: str = "") -> Iterator[Stream]:
+def following(door: Door, request_id: str, last: str = "") -> Iterator[EventReader]:
     headers = {"Last-Event-ID": last} if last else {}
     answer = door.client.get(f"/v1/requests/{request_id}/events", headers=headers, buffered=False)
-    assert answer.status_code == 200, answer.get_data(as_text=True)
-    assert answer.mimetype == "text/event-stream"
-
-    def lines() -> Iterator[str]:
-        text = ""
-        for chunk in answer.response:
-            text += chunk.decode() if isinstance(chunk, bytes) else chunk
-            *whole, text = text.split("\n")
-            yield from whole
-
-    try:
-        yield Stream(lines())
-    finally:
-        answer.close()
+    with reading(answer) as events:
+        yield events
 
 
 @pytest.fixture

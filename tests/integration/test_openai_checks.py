@@ -195,11 +195,26 @@ def test_a_chat_has_messages_and_no_prompt(door: Door, editing: PlayedReplica) -
     assert {"messages", "prompt"} <= set(wrong_fields(answer)) | {"prompt"}
 
 
-@pytest.mark.parametrize("route", ROUTES[:3])
-def test_streams_are_refused_by_name(door: Door, editing: PlayedReplica, route: str) -> None:
-    assert set(wrong_fields(call(door, route, stream=True))) == {"stream"}
+def test_a_chat_is_no_stream(door: Door, editing: PlayedReplica) -> None:
+    assert set(wrong_fields(call(door, "chat", stream=True))) == {"stream"}
     # Nothing is wrong with it: the closed door lets the call go.
-    assert call(door, route, stream=False).status_code == 503
+    assert call(door, "chat", stream=False).status_code == 503
+
+
+@pytest.mark.parametrize("route", ROUTES[:2])
+def test_streams_of_pictures_are_checked(door: Door, editing: PlayedReplica, route: str) -> None:
+    for right in ({"stream": True}, {"stream": False, "partial_images": 0}):
+        assert call(door, route, **right).status_code == 503
+    for name, wrong in (
+        ("stream", {"stream": "yes"}),
+        ("partial_images", {"stream": True, "partial_images": 4}),
+        ("partial_images", {"stream": True, "partial_images": -1}),
+        ("partial_images", {"stream": True, "partial_images": "two"}),
+        ("partial_images", {"partial_images": 2}),
+        ("preview", {"stream": True, "partial_images": 2, "preview": False}),
+        ("response_format", {"stream": True, "response_format": "url"}),
+    ):
+        assert set(wrong_fields(call(door, route, **wrong))) == {name}
 
 
 def test_a_model_that_makes_videos_makes_no_pictures(door: Door) -> None:

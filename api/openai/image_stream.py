@@ -1,0 +1,136 @@
+"""Pictures as a stream of events: some previews while they are made, then the pictures themselves.
+
+The names are those of OpenAI's API. Does not know how the request was read, nor how a finished
+picture is described.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from api.awaited_request import AwaitedRequest, ClientGone
+from api.errors import error_object
+from api.event_stream import KEEP_ALIVE, KEEP_ALIVE_S, event_text
+from routing.record import Request
+
+
+@dataclass(slots=True)
+class Spread:
+    """Picks out of the previews of a run as many as are wanted, evenly over its steps.
+
+    With `most` of them the first comes when 1 / (`most` + 1) of the steps are done, and so on. A
+    preview that comes late stands for all that were due; what starts anew shows nothing twice.
+    """
+
+    most: int
+    _due: int = 0
+
+    def takes(self, step: int, steps: int) -> bool:
+        """Whether the preview after `step` of `steps` is one of them."""
+        due = min(self.most, step * (self.most + 1) // steps) if steps else 0
+        if due <= self._due:
+            return False
+        self._due = due
+        return True
+
+
+class ImageStream:
+    """The events of one call that makes pictures."""
+
+    def __init__(
+        self,
+        waiting: AwaitedRequest,
+        kind: str,
+        partial_images: int,
+        described: Mapping[str, Any],
+        completed: Callable[[Request], Sequence[Mapping[str, Any]]],
+    ) -> None:
+        """Tell of a request.
+
+        Args:
+            waiting: The request.
+            kind: What the names of the events begin with.
+            partial_images: How many previews are sent at most.
+            described: Fields that all events have, as the client asked for them.
+            completed: Makes the events of the pictures once they are there, one for each.
+        """
+        self._waiting = waiting
+        self._kind = kind
+        self._spread = Spread(partial_images)
+        self._described = described
+        self._completed = completed
+        self._steps = 0
+        self._sent = 0
+
+    def text(self) -> Iterator[str]:
+        """Return the stream; what goes wrong is its last event, since its status is sent."""
+        # The client learns at once that it was accepted, however long the line is.
+        yield KEEP_ALIVE
+        try:
+            yield from self._partial()
+            request = self._waiting.until_success()
+            for event in self._completed(request):
+                yield self._event("completed", event)
+        except ClientGone:
+            return
+        except Exception as error:  # noqa: BLE001 - logged there; a stream that breaks off says nothing
+            yield event_text("error", {"type": "error", "error": error_object(error)})
+
+    def _partial(self) -> Iterator[str]:
+        written_at = time.monotonic()
+        while not self._waiting.look(KEEP_ALIVE_S):
+            picture = self._preview()
+            if picture is not None:
+                yield picture
+            elif time.monotonic() - written_at >= KEEP_ALIVE_S:
+                yield KEEP_ALIVE
+            else:
+                continue
+            written_at = time.monotonic()
+
+    def _preview(self) -> str | None:
+        """The event of the newest preview, where one is due."""
+        step = self._shown_step()
+        if step is None or not self._spread.takes(step, self._steps):
+            return None
+        waiting = self._waiting
+        picture = waiting.service.router.store.preview(waiting.request.id)
+        if picture is None:
+            return None
+        event = {
+            "partial_image_index": self._sent,
+            "b64_json": picture,
+            "created_at": int(time.time()),
+            "size": size_of(waiting.request),
+            "output_format": "jpeg",
+        }
+        self._sent += 1
+        return self._event("partial_image", event)
+
+    def _shown_step(self) -> int | None:
+        """The step of the newest preview that was told of since the last look."""
+        request = self._waiting.request
+        self._steps = self._steps or request.steps
+        changes = self._waiting.subscription.take()
+        if changes is None:
+            # What was missed may have been one.
+            return request.step
+        shown = None
+        for change in changes:
+            if change.event == "progress":
+                self._steps = int(change.data["steps"])
+            elif change.event == "preview":
+                shown = int(change.data["step"])
+        return shown
+
+    def _event(self, what: str, fields: Mapping[str, Any]) -> str:
+        name = f"{self._kind}.{what}"
+        return event_text(name, {"type": name, **self._described, **fields})
+
+
+def size_of(request: Request) -> str:
+    """Return width x height in pixels of what a request makes."""
+    return f"{request.parameters.width}x{request.parameters.height}"

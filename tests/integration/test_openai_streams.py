@@ -1,0 +1,184 @@
+"""Pictures as a stream of events, as OpenAI's image calls tell them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from routing.record import Request, Status
+from routing.replica import ReplicaState
+from tests.integration.api_world import ABILITIES, PIXELS, Door, PlayedReplica, error_of
+from tests.integration.event_reader import EventReader, reading
+from tests.pictures import picture
+from tests.waiting import wait_until
+
+GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
+SHOWING = replace(ABILITIES, tasks=("text-to-image", "image-to-image"), max_images=1, preview=True)
+STEPS = 20
+
+
+@pytest.fixture
+def showing(door: Door) -> PlayedReplica:
+    door.start()
+    return door.replica().load(SHOWING)
+
+
+@contextmanager
+def streaming(door: Door, path: str = GENERATIONS, **fields: Any) -> Iterator[EventReader]:
+    body: dict[str, Any] = {"prompt": "a red circle", "stream": True, **fields}
+    if path == EDITS:
+        form = {name: str(value).lower() for name, value in body.items()}
+        file = (io.BytesIO(picture(48, 32)), "red.png")
+        answer = door.client.post(path, data={**form, "image": file}, buffered=False)
+    else:
+        answer = door.client.post(path, json=body, buffered=False)
+    with reading(answer) as events:
+        yield events
+
+
+def show(door: Door, request: Request, step: int) -> None:
+    claims = door.service.router.claims
+    claims.progress(request, step, STEPS, 0.5)
+    claims.preview(request, step, f"step {step}".encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [(GENERATIONS, "image_generation"), (EDITS, "image_edit")]
+)
+def test_previews_come_first_and_then_the_picture(
+    door: Door, showing: PlayedReplica, path: str, kind: str
+) -> None:
+    with streaming(door, path, partial_images=2, size="96x64", quality="high") as events:
+        request = showing.claim()
+        assert request.parameters.preview
+        show(door, request, 2)  # too early for one of two
+        for index, step in enumerate((7, 14)):
+            show(door, request, step)
+            partial = events.next()
+            assert partial.name == partial.data.pop("type") == f"{kind}.partial_image"
+            assert base64.b64decode(partial.data.pop("b64_json")) == f"step {step}".encode()
+            assert partial.data.pop("created_at") > 0
+            assert partial.data == {
+                "partial_image_index": index,
+                "size": "96x64",
+                "output_format": "jpeg",
+                "quality": "high",
+                "background": "opaque",
+            }
+        show(door, request, 18)
+        showing.succeed(request)
+        (completed,) = events.rest()
+    assert completed.name == completed.data["type"] == f"{kind}.completed"
+    assert base64.b64decode(completed.data["b64_json"]) == PIXELS
+    assert completed.data["id"] == request.id
+    assert (completed.data["size"], completed.data["output_format"]) == ("96x64", "png")
+    assert completed.data["usage"]["total_tokens"] == 0
+    assert completed.data["metrics"]["stage_durations"]["denoise"] == 0.5
+    assert completed.data["seed"] == request.parameters.seed
+    assert completed.data["warnings"] == ["quality has no meaning here and was left aside"]
+
+
+def test_each_picture_has_an_event(door: Door, showing: PlayedReplica) -> None:
+    with streaming(door, n=2, seed=5) as events:
+        request = showing.claim()
+        assert not request.parameters.preview
+        showing.succeed(request)
+        completed = events.rest()
+    assert [event.name for event in completed] == ["image_generation.completed"] * 2
+    assert [(event.data["output_index"], event.data["seed"]) for event in completed] == [
+        (0, 5),
+        (1, 6),
+    ]
+
+
+def test_a_model_without_previews_says_so(door: Door) -> None:
+    replica = door.start().replica().load()
+    with streaming(door, partial_images=3) as events:
+        request = replica.claim()
+        assert not request.parameters.preview
+        replica.succeed(request)
+        (completed,) = events.rest()
+    assert completed.data["warnings"] == [
+        "partial_images was left aside: this model can show no previews"
+    ]
+
+
+def test_an_end_other_than_success_is_an_event(door: Door, showing: PlayedReplica) -> None:
+    with streaming(door) as events:
+        request = showing.claim()
+        showing.fail(request)
+        (error,) = events.rest()
+    assert error.name == error.data["type"] == "error"
+    assert error.data["error"] == {
+        "message": f"Request {request.id} failed: The pipeline said no.",
+        "type": "server_error",
+        "param": None,
+        "code": "generation_failed",
+    }
+    with streaming(door) as events:
+        showing.stop(showing.claim())
+        (error,) = events.rest()
+    assert error.data["error"]["code"] == "canceled"
+
+
+def test_a_request_removed_meanwhile_is_an_event(door: Door, showing: PlayedReplica) -> None:
+    with streaming(door) as events:
+        request = showing.claim()
+        assert door.delete(f"/v1/requests/{request.id}").status_code == 204
+        showing.stop(request)
+        (error,) = events.rest()
+    assert error.data["error"]["code"] == "not_found"
+
+
+def test_a_closing_door_says_so_and_cancels(door: Door, showing: PlayedReplica) -> None:
+    with streaming(door) as events:
+        request = showing.claim()
+        door.service.held_calls.close()
+        (error,) = events.rest()
+    assert error.data["error"]["code"] == "unavailable"
+    assert door.service.router.store.get(request.id).cancel
+
+
+def test_a_client_that_goes_cancels(door: Door, showing: PlayedReplica) -> None:
+    with streaming(door, partial_images=1) as events:
+        request = showing.claim()
+        show(door, request, 10)
+        events.next()
+    assert door.service.router.store.get(request.id).cancel
+    showing.stop(request)
+    with streaming(door):
+        waiting = wait_until(
+            lambda: door.service.router.claims.waiting_at(showing.name), 10, "the request"
+        )
+    assert door.service.router.store.get(waiting[0].id).status is Status.CANCELED
+
+
+def test_what_is_wrong_before_the_stream_has_its_status(door: Door, showing: PlayedReplica) -> None:
+    body = {"prompt": "a", "stream": True, "partial_images": 1}
+    key = {"Idempotency-Key": "k"}
+    with reading(door.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
+        showing.fail(showing.claim())
+        assert [event.name for event in events.rest()] == ["error"]
+    again = door.client.post(GENERATIONS, json=body, headers=key)
+    assert (again.status_code, error_of(again)["code"]) == (500, "generation_failed")
+    showing.beat(ReplicaState.DRAINING)
+    refused = door.client.post(GENERATIONS, json=body)
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "no_ready_replica")
+
+
+def test_with_a_key_it_outlives_its_client(door: Door, showing: PlayedReplica) -> None:
+    body = {"prompt": "a", "stream": True}
+    key = {"Idempotency-Key": "k"}
+    with reading(door.client.post(GENERATIONS, json=body, headers=key, buffered=False)):
+        request = showing.claim()
+    assert not door.service.router.store.get(request.id).cancel
+    showing.succeed(request)
+    with reading(door.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
+        (completed,) = events.rest()
+    assert completed.data["id"] == request.id
