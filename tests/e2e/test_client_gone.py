@@ -43,15 +43,21 @@ def newest(service: Service, mark: str) -> Any:
     return wait_until(look, 20, f"the request {mark}")
 
 
-@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/chat/completions"])
-def test_a_client_that_goes_cancels_its_running_request(service: Service, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("images/generations", {"prompt": "a red circle"}),
+        ("images/generations", {"prompt": "a red circle", "stream": True, "partial_images": 1}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a red circle"}]}),
+    ],
+)
+def test_a_client_that_goes_cancels_its_running_request(
+    service: Service, path: str, fields: dict[str, object]
+) -> None:
     mark = secrets.token_hex(4)
-    prompt: dict[str, object] = (
-        {"messages": [{"role": "user", "content": "a red circle"}]}
-        if "chat" in path
-        else {"prompt": "a red circle"}
+    connection = send(
+        service, f"/v1/{path}", **fields, num_inference_steps=LONG, metadata={"mark": mark}
     )
-    connection = send(service, path, **prompt, num_inference_steps=LONG, metadata={"mark": mark})
     request = service.at_step(newest(service, mark)["id"], 5)
     connection.close()
     ended = service.ended(request["id"])

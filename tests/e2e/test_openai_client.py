@@ -18,6 +18,7 @@ from tests.e2e.service import Service
 from tests.pictures import picture
 
 RED_CIRCLE = "a red circle on a blue background"
+LONG = 300  # steps: some seconds on the bundled model, so that previews come on the way
 PNG = ("input.png", picture(64, 64), "image/png")
 
 
@@ -84,6 +85,49 @@ def test_edit_with_and_without_a_mask(client: openai.OpenAI) -> None:
     assert max(corner[1:]) < 90
 
 
+def test_streams(client: openai.OpenAI) -> None:
+    kinds, partial = [], []
+    stream = client.images.generate(
+        prompt=RED_CIRCLE,
+        size="64x64",
+        stream=True,
+        partial_images=2,
+        extra_body={"seed": 7, "num_inference_steps": LONG},
+    )
+    for event in stream:
+        kinds.append(event.type)
+        if event.type == "image_generation.partial_image":
+            partial.append(event)
+        else:
+            assert check_picture(opened(event.b64_json), RED_CIRCLE).ok
+            assert event.usage.total_tokens == 0
+            assert (event.size, event.output_format) == ("64x64", "png")
+    assert 1 <= len(partial) <= 2
+    assert kinds == ["image_generation.partial_image"] * len(partial) + [
+        "image_generation.completed"
+    ]
+    for index, event in enumerate(partial):
+        assert event.partial_image_index == index
+        assert opened(event.b64_json).format == "JPEG"
+    (edited,) = client.images.edit(image=PNG, prompt=RED_CIRCLE, stream=True)
+    assert edited.type == "image_edit.completed"
+    assert opened(edited.b64_json).size == (64, 64)
+
+
+def test_what_goes_wrong_in_a_stream_is_raised(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client.images.generate(prompt=RED_CIRCLE, stream=True, partial_images=4)
+    assert refused.value.param == "partial_images"
+    stream = client.images.generate(
+        prompt=RED_CIRCLE,
+        stream=True,
+        extra_body={"num_inference_steps": LONG, "timeout": 0.01},
+    )
+    with pytest.raises(openai.APIError) as failed:
+        list(stream)
+    assert failed.value.code == "timeout"
+
+
 def test_chat(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="default",
@@ -116,6 +160,22 @@ def test_errors_have_the_classes_of_the_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.UnprocessableEntityError) as model:
         client.images.generate(prompt=RED_CIRCLE, model="dall-e-2")
     assert model.value.param == "model"
+
+
+def test_a_stream_asynchronously(service: Service) -> None:
+    async def types() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{service.url}/v1", api_key="EMPTY", max_retries=0
+        ) as client:
+            stream = await client.images.generate(
+                prompt=RED_CIRCLE,
+                stream=True,
+                partial_images=1,
+                extra_body={"num_inference_steps": LONG},
+            )
+            return [event.type async for event in stream]
+
+    assert asyncio.run(types()) == ["image_generation.partial_image", "image_generation.completed"]
 
 
 def test_asynchronously(service: Service) -> None:
