@@ -29,7 +29,8 @@ from configs.errors import (
     Unavailable,
 )
 from routing.changes import Subscription
-from routing.record import Request, Status
+from routing.outcome import Status
+from routing.record import Request
 
 # An end is told by the stream; this is how long one could stay unseen if the stream lost it.
 _LOOK_S: Final = 30.0

@@ -13,8 +13,9 @@ from flask_smorest import Blueprint
 
 from api.service import Service, current_service
 from configs.errors import NotFound
+from routing.outcome import Output
 from routing.parameters import MEDIA_TYPES
-from routing.record import Output, Request
+from routing.record import Request
 
 _FILE_SCHEMA = {"type": "string", "format": "binary"}
 FILE_ANSWERS = {

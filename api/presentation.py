@@ -16,8 +16,9 @@ from api.model_limits import max_frames, max_pixels
 from api.parameter_checks import MAX_SEED
 from api.task_checks import all_formats
 from configs.settings import Settings
+from routing.outcome import Output, Status
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities
-from routing.record import Output, Request, Status, Webhook
+from routing.record import Request, Webhook
 from routing.replica import Replica, ReplicaState
 
 _DIGITS: Final = 3

@@ -25,8 +25,9 @@ from configs.errors import (
 )
 from configs.refusal import field_errors
 from configs.settings import Settings
+from routing.outcome import Status
 from routing.parameters import Parameters
-from routing.record import Priority, Request, Status, Webhook
+from routing.record import Priority, Request, Webhook
 
 _HEADING: Final = "The request is refused"
 _MAX_SECONDS: Final = 31_536_000.0

@@ -16,7 +16,8 @@ from api.presentation import output_object, progress_object, request_object
 from api.service import Service
 from configs.errors import NotFound
 from routing.changes import Change, Subscription, cursor_order
-from routing.record import TERMINAL, Request, Status
+from routing.outcome import TERMINAL, Status
+from routing.record import Request
 
 _LONGEST_S: Final = 900.0
 _RETRY_MS: Final = 1000

@@ -9,8 +9,9 @@ from marshmallow import Schema, fields, validate
 
 from api.object_fields import ListSchema, number, one_of, text, whole
 from configs.field_types import OneOf
+from routing.outcome import Status
 from routing.parameters import OUTPUT_FORMATS
-from routing.record import Priority, Status
+from routing.record import Priority
 
 _MAX_PAGE = 100
 _PAGE = 20

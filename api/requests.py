@@ -25,7 +25,8 @@ from api.request_schema import RequestBodySchema, RequestEditSchema
 from api.service import Service, current_service
 from api.submission import submit_body
 from configs.errors import Conflict, NotEditable
-from routing.record import Request, Status
+from routing.outcome import Status
+from routing.record import Request
 from routing.request_store import CancelAnswer
 
 Answer = tuple[dict[str, Any], int, dict[str, str]]

@@ -15,7 +15,7 @@ from api.json_body import fingerprint
 from api.request_body import BodyReader
 from api.request_schema import RequestBodySchema
 from api.service import Service
-from routing.request_store import Accepted, Submission
+from routing.submission import Accepted, Submission
 
 
 def new_request_id() -> str:

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from routing.connection import BLOCK_S
 from routing.keys import Keys
-from routing.record import TERMINAL
+from routing.outcome import TERMINAL
 
 _PAUSE_S = 0.5
 _KEPT = 1000  # changes that a slow waiter may be behind

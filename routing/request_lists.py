@@ -13,7 +13,8 @@ from redis import Redis
 
 from configs.errors import NotFound
 from routing.keys import Keys
-from routing.record import Request, Status
+from routing.outcome import Status
+from routing.record import Request
 
 
 class RequestLists:

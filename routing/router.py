@@ -21,13 +21,15 @@ from configs.errors import Conflict, NotFound
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
+from routing.outcome import Status
 from routing.output_store import OutputStore
 from routing.parameters import Parameters
-from routing.record import Priority, Request, Status
+from routing.record import Priority, Request
 from routing.registry import Registry
 from routing.replica import Replica, Wish
 from routing.request_lists import RequestLists
-from routing.request_store import Accepted, CancelAnswer, Limits, RequestStore, Submission
+from routing.request_store import CancelAnswer, RequestStore
+from routing.submission import Accepted, Limits, Submission
 from routing.unanswered import Unanswered
 from routing.webhooks import Deliveries
 

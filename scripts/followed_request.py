@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
-from routing.record import TERMINAL
+from routing.outcome import TERMINAL
 from scripts.door import Door, Event, NoAnswer
 
 _PATIENCE_S: Final = 60.0

@@ -21,9 +21,10 @@ from redis.exceptions import RedisError
 from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
 from routing.claims import Claims, Moved, MustRunAlone
+from routing.outcome import Failure, Outcome, Output, Status, Timings
 from routing.output_store import OutputStore
 from routing.parameters import MEDIA_TYPES
-from routing.record import Failure, Outcome, Output, Request, Status, Timings
+from routing.record import Request
 from workers.engine import Engine, Generation
 from workers.generation import Video
 from workers.images import encode

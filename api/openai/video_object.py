@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from api.openai.measurements import Measurements
 from configs.settings import Settings
+from routing.outcome import Status
 from routing.parameters import MEDIA_TYPES
-from routing.record import Request, Status
+from routing.record import Request
 from routing.registry import Registry
 
 _STATUS: Final = {

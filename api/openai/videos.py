@@ -26,8 +26,9 @@ from api.service import Service, current_service
 from api.submission import submit_body
 from configs.errors import FieldError, InvalidRequest, NotFound
 from configs.field_types import OneOf
+from routing.outcome import Status
 from routing.parameters import VIDEO_TASKS
-from routing.record import Request, Status
+from routing.record import Request
 
 _MAX_PAGE: Final = 100
 _PAGE: Final = 20

@@ -11,11 +11,12 @@ from redis import Redis
 from configs.settings import Settings
 from routing.claims import MustRunAlone
 from routing.failover import Sweep
+from routing.outcome import Outcome, Output, Status
 from routing.parameters import Parameters
-from routing.record import Outcome, Output, Priority, Request, Status
+from routing.record import Priority, Request
 from routing.replica import Heartbeat, ReplicaState
-from routing.request_store import Submission
 from routing.router import Router
+from routing.submission import Submission
 
 STAGE = 0
 MODEL = "tiny"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from routing.outcome import Outcome, Output, Status
 from routing.parameters import Abilities
-from routing.record import Outcome, Output, Status
 from tests.integration.api_world import (
     ABILITIES,
     Door,

@@ -7,7 +7,8 @@ from redis import Redis
 
 from configs.settings import Settings
 from routing.claims import MustRunAlone
-from routing.record import Outcome, Priority, Status
+from routing.outcome import Outcome, Status
+from routing.record import Priority
 from routing.replica import ReplicaState
 from tests.integration.routing_world import World
 

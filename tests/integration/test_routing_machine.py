@@ -15,7 +15,8 @@ from redis import Redis
 
 from configs.errors import Conflict, IdempotencyMismatch, NotFound
 from configs.settings import Settings
-from routing.record import Failure, Outcome, Output, Priority, Request, Status
+from routing.outcome import Failure, Outcome, Output, Status
+from routing.record import Priority, Request
 from routing.replica import ReplicaState, Wish
 from tests.integration.routing_world import MODEL, World, parameters
 

@@ -10,9 +10,11 @@ from redis import Redis
 
 from configs.errors import Conflict, IdempotencyMismatch, NoReadyReplica, NotFound, QueueFull
 from configs.settings import Settings
-from routing.record import Failure, Outcome, Priority, Request, Status
+from routing.outcome import Failure, Outcome, Status
+from routing.record import Priority, Request
 from routing.replica import ReplicaState
-from routing.request_store import CancelAnswer, Limits, RequestStore
+from routing.request_store import CancelAnswer, RequestStore
+from routing.submission import Limits
 from tests.integration.routing_world import SUCCESS, World, parameters
 
 

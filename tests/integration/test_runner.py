@@ -13,7 +13,8 @@ from redis import Redis
 
 from configs.errors import GenerationFailed
 from configs.settings import Settings
-from routing.record import Priority, Status
+from routing.outcome import Status
+from routing.record import Priority
 from tests.integration.routing_world import World, parameters
 from tests.waiting import wait_until
 from workers.reporter import Reporter
