@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from routing.record import Request, Status
+from routing.outcome import Status
+from routing.record import Request
 from routing.replica import ReplicaState
 from tests.integration.api_world import ABILITIES, PIXELS, Door, PlayedReplica, error_of
 from tests.integration.event_reader import EventReader, reading
