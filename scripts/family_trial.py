@@ -193,16 +193,23 @@ def _merges(folder: Path) -> str:
     ]
     alone = [engine.generate(each, Watcher(), small_inputs(task)) for each in asked]
     made = together(engine, asked)
-    pairs = zip(made, alone, strict=True)
-    worst = max(np.abs(pixels(one) - pixels(other)).max() for one, other in pairs)
-    if worst > _LARGEST_DIFFERENCE:
-        raise AssertionError(f"merged, pixels differ by {worst}")
+    _compare(made, alone)
     if reasons:
         return f"no: there is no rule for `{reasons[0]}`"
     if min(each.batch_mean for each in made) == 1:
         return "no: merged, outputs differ by more than rounding"
     longer = asked[1].with_changes({"prompt": "a small green square on a white ground"})
     _, other_engine = load_folder(folder)
-    if min(each.batch_mean for each in together(other_engine, [asked[0], longer])) == 1:
+    alone[1] = other_engine.generate(longer, Watcher(), small_inputs(task))
+    made = together(other_engine, [asked[0], longer])
+    _compare(made, alone)
+    if min(each.batch_mean for each in made) == 1:
         return "if the prompts are equally long"
     return "yes"
+
+
+def _compare(made: list[Generation], alone: list[Generation]) -> None:
+    pairs = zip(made, alone, strict=True)
+    worst = max(np.abs(pixels(one) - pixels(other)).max() for one, other in pairs)
+    if worst > _LARGEST_DIFFERENCE:
+        raise AssertionError(f"merged, pixels differ by {worst}")

@@ -21,6 +21,12 @@ BY_ROW = frozenset(
 )
 # One number for all rows or one for each.
 TIMES = frozenset(("timestep", "timesteps", "t", "timestep_r", "guidance"))
+# Masks, each with its text. In a call that names its mask a text may be made longer.
+TEXT_MASKS = {
+    "encoder_hidden_states_mask": "encoder_hidden_states",
+    "encoder_attention_mask": "encoder_hidden_states",
+    "encoder_attention_mask_2": "encoder_hidden_states_2",
+}
 # Positions: the same for every row, so they must be equal.
 SHARED = frozenset(("img_ids", "txt_ids", "image_rotary_emb", "rope_interpolation_scale"))
 # Lists with one entry for each row, all equal.

@@ -23,11 +23,13 @@ class BatchLesson:
 
     Attributes:
         proven: Whether a merged forward gave what its parts gave alone; None before the first.
+        pads: The same of one for which texts were made longer.
     """
 
     def __init__(self) -> None:
         """Nothing is known: any number of rows is allowed."""
         self.proven: bool | None = None
+        self.pads: bool | None = None
         self._cap: int | None = None
         self._rest = 0
         self._weighed: list[float] = []

@@ -2,8 +2,9 @@
 
 An argument is merged by the rule of its name (``workers.argument_rules``). A name without a rule,
 or a value that its rule does not expect, is :class:`Unmergeable`: nothing is ever guessed from
-sizes, since a batch may be as large as the channels are many. Does not know models, requests and
-who waits for whom.
+sizes, since a batch may be as large as the channels are many. Texts of different lengths merge
+where a mask can say so (``workers.text_padding``). Does not know models, requests and who waits for
+whom.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from workers.argument_rules import ALIKE, BY_ROW, DICTS, NUMBERS, SAMPLES, SHARED, TIMES
+from workers.text_padding import pad_texts, texts_to_pad
 
 Form = Literal["tensor", "list"]
 Arguments = Mapping[str, Any]
@@ -42,12 +44,14 @@ class Layout:
         form: How they are passed.
         device: Where they are.
         signature: Calls of equal signatures merge, if their shared arguments are equal.
+        lengths: Of the texts that are made longer where calls of other lengths merge with it.
     """
 
     rows: int
     form: Form
     device: torch.device
     signature: Hashable
+    lengths: tuple[int, ...] = ()
 
 
 def layout(arguments: Arguments) -> Layout:
@@ -64,12 +68,22 @@ def layout(arguments: Arguments) -> Layout:
         rows, device, size = len(sample), sample[0].device, sample[0].shape
     else:
         raise Unmergeable(name)
-    parts = tuple((key, _part(key, arguments[key], rows, form)) for key in sorted(arguments))
-    return Layout(rows, form, device, (form, tuple(size), parts))
+    texts = texts_to_pad(arguments, rows) if form == "tensor" else {}
+    masks = set(texts.values())
+    parts = [
+        (key, _text_part(value) if key in texts else _part(key, value, rows, form))
+        for key, value in sorted(arguments.items())
+        if key not in masks
+    ]
+    signature = form, tuple(size), tuple(parts), tuple(sorted(texts.items()))
+    return Layout(
+        rows, form, device, signature, tuple(arguments[text].shape[1] for text in sorted(texts))
+    )
 
 
 def merge(calls: Sequence[Arguments], rows: Sequence[int]) -> dict[str, Any]:
     """Merge calls of equal signatures, which have so many rows; raises Unmergeable."""
+    calls = pad_texts(calls, texts_to_pad(calls[0], rows[0]))
     return {name: _merge(name, [call[name] for call in calls], rows) for name in calls[0]}
 
 
@@ -101,6 +115,10 @@ def _part(name: str, value: Any, rows: int, form: Form) -> Hashable:
     if isinstance(value, (int, float)) and name in NUMBERS:
         return type(value), value
     raise Unmergeable(name)
+
+
+def _text_part(text: torch.Tensor) -> Hashable:
+    return "text", text.dtype, text.device, text.shape[2]
 
 
 def _tensor_part(name: str, value: torch.Tensor, rows: int, form: Form) -> Hashable:

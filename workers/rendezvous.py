@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from workers.batch_lesson import BatchLesson
+from workers.denoiser_call import Call, Forward
 from workers.member import Bell, Member
-from workers.shared_forward import Call, Forward, run_group
+from workers.shared_forward import run_group
 
 _LESSONS_KEPT = 1000
 # What the denoisers are set to after a switch that failed; equal to no key.
@@ -120,7 +121,7 @@ class Rendezvous:
                 call.describe(names)
             parts = []
             with self._lock:
-                call.lesson = self._lesson(call.kind)
+                call.lesson = self._lesson(call)
             if not member.alone:
                 parts = call.parts()
             self._wait_for([part for part, _ in parts] or [call], member)
@@ -230,9 +231,12 @@ class Rendezvous:
             return False
         return True
 
-    def _lesson(self, kind: Any) -> BatchLesson | None:
-        if kind is None:
+    def _lesson(self, call: Call) -> BatchLesson | None:
+        if call.layout is None:
             return None
         if len(self._lessons) > _LESSONS_KEPT:
             self._lessons.clear()
-        return self._lessons.setdefault(kind, BatchLesson())
+        lesson = self._lessons.setdefault(call.kind, BatchLesson())
+        if lesson.pads is False:  # then each length is a kind of its own
+            return self._lessons.setdefault((call.kind, call.layout.lengths), BatchLesson())
+        return lesson

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 
 from configs.errors import GenerationFailed, NonFiniteOutput
 from configs.pipeline_settings import PipelineSettings
-from routing.parameters import Parameters
+from routing.parameters import TEXT_TO_IMAGE, Parameters
+from scripts.families import save_family
+from scripts.family_trial import small_request
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
@@ -30,10 +33,10 @@ PROMPTS = ("a red circle on a blue background", "a star", "a green heart on a wh
 class Company:
     """An engine and threads whose requests all wait while the turn is held by another."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: Any, **defaults: Any) -> None:
         self.pipe = pipe
         settings = PipelineSettings(enable_prompt_embed_cache=False)  # so that encodings count
-        self.engine = Engine(pipe, inspect_abilities(pipe, {}), settings, max_num_seqs=8)
+        self.engine = Engine(pipe, inspect_abilities(pipe, defaults), settings, max_num_seqs=8)
         self.engine.warm_up()
         self.pool = ThreadPoolExecutor(9)
         self.encoded: list[int] = []
@@ -118,6 +121,30 @@ def test_those_that_wait_together_are_encoded_denoised_and_decoded_together(
         assert generation.seeds == (each.seed,)
         assert generation.batch_mean == 4
         assert list(dict.fromkeys(watcher.calls)) == [(step, 6) for step in range(7)]
+
+
+def test_prompts_of_different_lengths_start_together_where_their_model_pads_them(tmp_path: Path):
+    """Qwen-Image pads the prompts of a list, and calls its denoiser for each guidance apart."""
+    company = Company(load_pipeline(plan(save_family("qwen_image", tmp_path))), width=48, height=32)
+    asked = [
+        small_request(company.engine.abilities, TEXT_TO_IMAGE, prompt=prompt, seed=seed)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    asked = [
+        each.with_changes({"negative_prompt": negative, "true_cfg_scale": 3.0})
+        for each, negative in zip(
+            asked, ("blue", "", "a square", "a long list of words"), strict=True
+        )
+    ]
+    alone = company.alone(asked)
+    watchers = [Recorder() for _ in asked]
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, watchers)]
+    company.pool.shutdown()
+    assert max(map(difference, made, alone)) <= 1
+    assert (company.encoded, company.decoded) == ([4, 4], [4])
+    assert [each.batch_mean for each in made] == [4] * 4
+    for watcher in watchers:
+        assert list(dict.fromkeys(watcher.calls)) == [(step, 3) for step in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,26 @@ def test_requests_of_a_family_that_run_together_make_what_each_makes_alone(
         assert np.abs(pixels(one) - pixels(other)).max() <= 1
 
 
+@pytest.mark.parametrize("name", ["qwen_image", "qwen_image_edit"])
+def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(
+    tmp_path: Path, name: str
+):
+    engine = Loaded(save_family(name, tmp_path)).engine
+    task = engine.abilities.tasks[0]
+    prompts = ("a", "a red circle on a white ground", "a blue square")
+    asked = [
+        small_request(engine.abilities, task, seed=seed, num_inference_steps=5, prompt=prompt)
+        for seed, prompt in enumerate(prompts)
+    ]
+    # Two calls in each step, the one with the longer text of its own.
+    asked[0] = asked[0].with_changes({"negative_prompt": "a star", "true_cfg_scale": 2.0})
+    alone = [engine.generate(each, Watcher(), small_inputs(task)) for each in asked]
+    made = together(engine, asked)
+    for one, other in zip(made, alone, strict=True):
+        assert one.batch_mean > 1
+        assert np.abs(pixels(one) - pixels(other)).max() <= 1
+
+
 @pytest.mark.parametrize("name", [name for name in FAMILIES if EXPECTED[name][-1] is not None])
 def test_guidance_changes_while_running_where_the_loop_reads_it(families: Any, name: str):
     engine, steerable = families(name).engine, EXPECTED[name][-1]

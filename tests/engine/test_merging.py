@@ -139,6 +139,68 @@ def test_shapes_for_each_row_are_repeated_and_others_do_not_meet():
         layout(call(2, img_shapes=[[(1, 4, 4)], [(1, 4, 6)]]))
 
 
+def texted(length: int, mask: torch.Tensor | None, rows: int = 1, **changes: Any) -> dict[str, Any]:
+    text = {"encoder_hidden_states": torch.full((rows, length, 5), float(length))}
+    return call(rows, **text, encoder_hidden_states_mask=mask, **changes)
+
+
+def test_texts_of_different_lengths_become_as_long_as_the_longest_and_the_mask_says_so():
+    calls = [texted(3, None), texted(5, torch.tensor([[1, 1, 1, 1, 0]])), texted(4, None, rows=2)]
+    assert len({signature(each) for each in calls}) == 1
+    assert [layout(each).lengths for each in calls] == [(3,), (5,), (4,)]
+    merged = merge(calls, [1, 1, 2])
+    assert merged["encoder_hidden_states_mask"].tolist() == [
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 0],
+    ]
+    assert merged["encoder_hidden_states_mask"].dtype == torch.int64
+    assert merged["encoder_hidden_states"][:, :, 0].tolist() == [
+        [3, 3, 3, 0, 0],
+        [5, 5, 5, 5, 5],
+        [4, 4, 4, 4, 0],
+        [4, 4, 4, 4, 0],
+    ]
+    assert calls[0]["encoder_hidden_states_mask"] is None
+    assert calls[0]["encoder_hidden_states"].shape == (1, 3, 5)
+
+
+def test_texts_of_one_length_get_no_mask_that_none_of_them_had():
+    assert merge([texted(3, None), texted(3, None)], [1, 1])["encoder_hidden_states_mask"] is None
+    mixed = merge([texted(2, None), texted(2, torch.tensor([[True, False]]))], [1, 1])
+    assert mixed["encoder_hidden_states_mask"].tolist() == [[True, True], [True, False]]
+
+
+def test_where_no_text_has_a_mask_truth_values_say_what_is_padding():
+    mask = merge([texted(1, None), texted(2, None)], [1, 1])["encoder_hidden_states_mask"]
+    assert mask.tolist() == [[True, False], [True, True]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda n: {"encoder_hidden_states_mask": torch.ones(1, n)},  # fractions may be a bias
+        lambda n: {"encoder_hidden_states_mask": torch.ones(1, 1, n, dtype=torch.int64)},
+        lambda n: {"encoder_attention_mask": None},  # which of the two would be read?
+        lambda n: {"encoder_hidden_states": torch.zeros(1, n, 2, 5)},
+        lambda n: {"txt_ids": torch.zeros(n, 3)},
+    ],
+    ids=["a bias", "a mask of more dimensions", "two masks", "texts of layers", "positions"],
+)
+def test_a_text_whose_padding_no_mask_can_tell_is_never_made_longer(changes: Any):
+    short, long = ({**texted(length, None), **changes(length)} for length in (3, 9))
+    assert signature(short) != signature(long)
+
+
+@pytest.mark.parametrize(
+    "text", [torch.zeros(1, 9, 6), torch.zeros(1, 9, 5, dtype=torch.float16)], ids=["wide", "half"]
+)
+def test_texts_that_differ_in_more_than_length_do_not_meet(text: torch.Tensor):
+    other = {**texted(9, None), "encoder_hidden_states": text}
+    assert signature(texted(3, None)) != signature(other)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.toy_denoiser import TIMEOUT_S, Gate, Requests
+from tests.engine.toy_denoiser import TIMEOUT_S, Gate, Requests, masked_mean
 from tests.waiting import wait_until
 from workers.observer import Interrupted
 
@@ -34,16 +34,17 @@ def have_come(requests: Requests, number: int):
     return requests.rendezvous.waiting == number
 
 
-def meet(requests: Requests, *values: float, width: int = 3, keys: Any = None):
+def meet(requests: Requests, *values: float, width: int = 3, keys: Any = None, texts: Any = None):
     """Have requests of these values call the denoiser at once; return what became of each."""
     gate = Gate()
     requests.denoiser.before = gate
     first = requests.start(width=1, alone=True)  # keeps the device while the others gather
     assert gate.reached.wait(TIMEOUT_S)
     keys = keys or [None] * len(values)
+    texts = texts or [{}] * len(values)
     started = [
-        requests.start(value=value, width=width, key=key)
-        for value, key in zip(values, keys, strict=True)
+        requests.start(value=value, width=width, key=key, **text)
+        for value, key, text in zip(values, keys, texts, strict=True)
     ]
     wait_until(lambda: requests.rendezvous.waiting == len(values), TIMEOUT_S, "the calls")
     requests.denoiser.before = lambda _: None
@@ -266,6 +267,50 @@ def test_a_denoiser_that_cannot_be_merged_is_found_out_and_left_alone(
     # Once together and then one by one, and the second time at once one by one.
     assert requests.denoiser.seen == [1, 3, 1, 1, 1, 1, 1, 1, 1]
     assert caplog.text.count(why) == 1
+
+
+def text(length: int):
+    """A text whose entries are as large as it is long; all of it counts."""
+    return {
+        "encoder_hidden_states": torch.full((1, length, 4), float(length)),
+        "encoder_hidden_states_mask": None,
+    }
+
+
+def test_texts_of_different_lengths_share_a_forward_once_that_is_proven(requests: Requests):
+    for seen in ([1, 3, 1, 1, 1], [1, 3]):
+        requests.denoiser.seen.clear()
+        made = meet(requests, 1.0, 1.0, 1.0, texts=[text(length) for length in (2, 7, 5)])
+        assert [each.result(TIMEOUT_S)[0, 0].item() for each in made] == [4, 9, 7]
+        assert requests.denoiser.seen == seen
+
+
+@pytest.mark.parametrize(
+    ("read", "why"),
+    [
+        (lambda text, _: text.mean((1, 2))[:, None], "with texts of different lengths are not"),
+        (lambda text, mask: masked_mean(text, mask) if mask is None else 1 / 0, "together failed"),
+    ],
+    ids=["ignores its mask", "takes no mask"],
+)
+def test_a_denoiser_that_is_wrong_with_padding_shares_forwards_of_one_length_alone(
+    requests: Requests, caplog: pytest.LogCaptureFixture, read: Any, why: str
+):
+    requests.denoiser.read = read
+    lengths = (2, 7, 7)
+    for seen in ([1, 3, 1, 1, 1], [1, 1, 2, 1, 1], [1, 1, 2]):
+        requests.denoiser.seen.clear()
+        made = meet(requests, 1.0, 1.0, 1.0, texts=[text(length) for length in lengths])
+        assert [each.result(TIMEOUT_S)[0, 0].item() for each in made] == [4, 9, 9]
+        assert sorted(requests.denoiser.seen) == sorted(seen)
+    assert caplog.text.count(why) == 1
+
+
+def test_texts_of_different_lengths_without_a_mask_run_alone(requests: Requests):
+    texts = [{"encoder_hidden_states": torch.ones(1, length, 4)} for length in (2, 7)]
+    for each in meet(requests, 1.0, 1.0, texts=texts):
+        assert each.result(TIMEOUT_S)[0, 0].item() == 3
+    assert requests.denoiser.seen == [1, 1, 1]
 
 
 def test_an_argument_without_a_rule_runs_alone_with_one_warning(

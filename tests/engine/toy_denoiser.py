@@ -12,8 +12,17 @@ from workers.rendezvous import Rendezvous
 TIMEOUT_S = 10
 
 
+def masked_mean(text: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return the mean of what counts of each text, as a column."""
+    kept = torch.ones(text.shape[:2]) if mask is None else mask.float()
+    return (text.mean(2) * kept).sum(1, keepdim=True) / kept.sum(1, keepdim=True)
+
+
 class ToyDenoiser(torch.nn.Module):
-    """Doubles its rows and adds the time; writes down how many rows it was called with."""
+    """Doubles its rows and adds the time; writes down how many rows it was called with.
+
+    To that it adds what it reads of its text, if it has one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,15 +30,24 @@ class ToyDenoiser(torch.nn.Module):
         self.busy = 0
         self.before: Callable[[torch.Tensor], None] = lambda _: None
         self.make: Callable[[torch.Tensor], Any] = lambda sample: sample
+        self.read: Callable[[torch.Tensor, Any], torch.Tensor] = masked_mean
 
     def forward(
-        self, sample: torch.Tensor, timestep: torch.Tensor, new_condition: Any = None
+        self,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        new_condition: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_hidden_states_mask: torch.Tensor | None = None,
     ) -> tuple[Any]:
         self.seen.append(len(sample))
         self.busy += 1
         try:
             self.before(sample)
-            return (self.make(2 * sample + timestep.reshape(-1, 1)),)
+            output = 2 * sample + timestep.reshape(-1, 1)
+            if encoder_hidden_states is not None:
+                output = output + self.read(encoder_hidden_states, encoder_hidden_states_mask)
+            return (self.make(output),)
         finally:
             self.busy -= 1
 
