@@ -59,7 +59,12 @@ class Watched(ToyDenoiser):
         self.wrong = False
 
     def forward(
-        self, sample: torch.Tensor, timestep: torch.Tensor, new_condition: Any = None
+        self,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        new_condition: Any = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_hidden_states_mask: torch.Tensor | None = None,
     ) -> tuple[Any]:
         self.threads.append(threading.current_thread().name)
         out = super().forward(sample, timestep)[0] * self.weight

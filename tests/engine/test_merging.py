@@ -139,9 +139,9 @@ def test_shapes_for_each_row_are_repeated_and_others_do_not_meet():
         layout(call(2, img_shapes=[[(1, 4, 4)], [(1, 4, 6)]]))
 
 
-def texted(length: int, mask: torch.Tensor | None, rows: int = 1, **changes: Any) -> dict[str, Any]:
-    text = {"encoder_hidden_states": torch.full((rows, length, 5), float(length))}
-    return call(rows, **text, encoder_hidden_states_mask=mask, **changes)
+def texted(length: int, mask: torch.Tensor | None, rows: int = 1) -> dict[str, Any]:
+    text = torch.full((rows, length, 5), float(length))
+    return call(rows, encoder_hidden_states=text, encoder_hidden_states_mask=mask)
 
 
 def test_texts_of_different_lengths_become_as_long_as_the_longest_and_the_mask_says_so():
