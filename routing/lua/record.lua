@@ -127,7 +127,7 @@ local function finish(id, status, now, fields)
   redis.call('HSET', key, 'finished_at', now, unpack(fields))
   watch_deadline(id)
   redis.call('ZADD', prefix .. 'finished', now, id)
-  owe_no_more(id, 'started', 'progress')
+  owe_no_more(id, 'progress')
   owe(id, 'ended', now)
   announce(status, id, status, record[2])
 end

@@ -109,6 +109,18 @@ def test_start_and_progress_are_told_where_they_are_wanted(
     assert receiver.messages[1].json["data"]["progress"]["step"] == 3
 
 
+def test_a_start_is_told_though_the_end_came_before_anybody_was_told(
+    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
+) -> None:
+    request = submitted(door, receiver, events=ALL)
+    running = replica.claim()
+    door.service.router.claims.progress(running, 1, 20, 0.1)
+    replica.succeed(running)
+    assert sender.send_due() == 2
+    assert receiver.types == ["request.started", "request.succeeded"]
+    assert receiver.messages[0].headers["webhook-id"] == f"msg_{request['id']}_started_1"
+
+
 def test_what_did_not_arrive_is_tried_again_with_the_same_id_and_longer_pauses(
     door: Door,
     replica: PlayedReplica,
