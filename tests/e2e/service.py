@@ -128,7 +128,9 @@ class Service:
     ) -> Answer:
         """Make one HTTP call; errors are answers too."""
         data = None if body is None else json.dumps(body).encode()
-        all_headers = {"Content-Type": "application/json", **(headers or {})}
+        key = self.environ.get("API_KEY")
+        own = {"Authorization": f"Bearer {key}"} if key else {}
+        all_headers = {"Content-Type": "application/json", **own, **(headers or {})}
         request = urllib.request.Request(
             self.url + path, data=data, headers=all_headers, method=method
         )
