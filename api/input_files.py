@@ -18,6 +18,7 @@ from api.input_images import InputImage
 from configs.errors import OutputWriteFailed, StoreUnavailable
 from routing.output_store import OutputStore
 from routing.parameters import Parameters
+from routing.router import Router
 
 _SIZE: Final = re.compile(r"-([0-9]+)x([0-9]+)-[0-9a-f]+\.[a-z]+\Z")
 _RETRY_S: Final = 5.0
@@ -48,16 +49,21 @@ def all_inputs(parameters: Parameters) -> tuple[str, ...]:
 
 
 @contextmanager
-def stored(outputs: OutputStore, files: Mapping[str, bytes]) -> Iterator[None]:
+def stored(router: Router, request_id: str, files: Mapping[str, bytes]) -> Iterator[None]:
     """Store files before what refers to them; where that fails they are removed again.
 
     Not where Redis did not answer, since what refers to them may be recorded: they are removed with
-    the request, or by :meth:`Router.withdraw`.
+    the request, or by :meth:`Router.withdraw`. Should this process die, the sweep does it.
 
     Raises:
         StoreUnavailable: They could not be written.
+        redis.RedisError: Redis did not answer.
     """
-    written: list[str] = []
+    if not files:
+        yield
+        return
+    outputs, written = router.outputs, list[str]()
+    router.loose.note(request_id)
     try:
         for name, data in files.items():
             _write(outputs, name, data)
@@ -66,9 +72,11 @@ def stored(outputs: OutputStore, files: Mapping[str, bytes]) -> Iterator[None]:
     except RedisError:
         raise
     except BaseException:
-        for name in written:
-            with suppress(OSError):  # what went wrong first is what the client is told
+        # What went wrong first is what the client is told; what stays is the sweep's.
+        with suppress(OSError, RedisError):
+            for name in written:
                 outputs.remove_file(name)
+            router.loose.strike(request_id)
         raise
 
 

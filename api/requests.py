@@ -173,7 +173,7 @@ def _edited(service: Service, request: Request, body: dict[str, Any]) -> Request
     change = BodyReader(service.catalog, service.settings).edit(body, request)
     if not body:
         return request
-    with stored(service.router.outputs, change.inputs.files):
+    with stored(service.router, request.id, change.inputs.files):
         edited = service.router.update(
             request,
             change.parameters,

@@ -74,9 +74,10 @@ def submit_body(
         idempotency_key=key,
         fingerprint=fingerprint({**native, **new.inputs.digests}),
     )
-    outputs = service.router.outputs
-    with stored(outputs, new.inputs.files):
-        accepted = service.router.submit(submission)
+    router = service.router
+    with stored(router, request_id, new.inputs.files):
+        accepted = router.submit(submission)
     if not accepted.created and new.inputs.files:
-        outputs.remove(request_id)
+        router.outputs.remove(request_id)
+        router.loose.strike(request_id)
     return Submitted(accepted, new.given)

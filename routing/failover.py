@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One sweep over all replicas and all ended records."""
+    """One sweep over all replicas, all ended records, and files without a record."""
 
     redis: Redis
     prefix: str
@@ -81,8 +81,25 @@ class Sweep:
 
     def _remove_old(self) -> None:
         for request_id in self.router.lists.ended_before(self.clock() - self.retention_s):
-            self.router.outputs.remove(request_id)
+            if not self._remove_files(request_id):
+                return
             self.router.store.remove(request_id)
+        for request_id in self.router.loose.old():
+            if not self.router.store.exists(request_id) and not self._remove_files(request_id):
+                return
+            self.router.loose.strike(request_id)
+
+    def _remove_files(self, request_id: str) -> bool:
+        """Remove them; False where the store does not: the next sweep tries, and this one goes on.
+
+        A store that is away must not keep requests from those that can run them.
+        """
+        try:
+            self.router.outputs.remove(request_id)
+        except Exception as error:  # noqa: BLE001 - any file system may fail in its own way
+            _logger.warning("the files of %s could not be removed: %s", request_id, error)
+            return False
+        return True
 
 
 class Sweeper:

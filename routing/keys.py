@@ -28,6 +28,8 @@ drained                 set     names taken out of the rotation by hand; until r
 stage:{id}:ready        zset    names in the rotation by the moment their heartbeat expires
 stage:{id}:turn         string  round-robin counter; kept
 models                  hash    model name to its stage and abilities; kept
+loose                   zset    id whose files may have no record, by the moment it was noted; until
+                                it is recorded or its files are gone, some more than an hour
 changes                 stream  one entry for each change of a record; the newest 10 000
 sweep                   string  lock of the failover sweep; seconds
 ======================= ======= ============================================================
@@ -118,6 +120,11 @@ class Keys:
     def changes(self) -> str:
         """The key of the stream of changes."""
         return f"{self.prefix}changes"
+
+    @property
+    def loose(self) -> str:
+        """The key of the ids whose files may have no record."""
+        return f"{self.prefix}loose"
 
     @property
     def sweep(self) -> str:

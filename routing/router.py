@@ -21,6 +21,7 @@ from configs.errors import Conflict, NotFound
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
+from routing.loose_folders import LooseFolders
 from routing.outcome import Status
 from routing.output_store import OutputStore
 from routing.parameters import Parameters
@@ -48,6 +49,7 @@ class Router:
     outputs: OutputStore
     unanswered: Unanswered
     deliveries: Deliveries
+    loose: LooseFolders
 
     @classmethod
     def open(cls, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time) -> Self:
@@ -67,6 +69,7 @@ class Router:
             outputs=OutputStore(settings.outputs_url),
             unanswered=Unanswered(clock),
             deliveries=Deliveries(redis, prefix, clock),
+            loose=LooseFolders(redis, prefix, clock),
         )
 
     def submit(self, new: Submission) -> Accepted:
@@ -149,9 +152,13 @@ class Router:
             NotFound: There is no such record.
         """
         request = self.store.get(request_id)
-        if self.store.cancel(request_id, remove=True) is CancelAnswer.STOPPING:
+        answer = self.store.cancel(request_id, remove=True)
+        if answer is CancelAnswer.STOPPING:
             self._tell(request)
         self.outputs.remove(request_id)
+        if answer is not CancelAnswer.STOPPING:
+            # What a replica still writes until it stops is the sweep's, should it die over it.
+            self.loose.strike(request_id)
 
     def drain(self, name: str, drain_s: float) -> Replica:
         """Take a replica out of the rotation and move what waits there to the others.

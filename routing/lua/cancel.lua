@@ -20,5 +20,8 @@ if record[1] == 'queued' then
   finish(id, 'canceled', now, {})
   answer = 'canceled'
 end
-if remove then forget(id) end
+if remove then
+  leave_loose(id, now)
+  forget(id)
+end
 return {answer}

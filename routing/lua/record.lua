@@ -111,6 +111,9 @@ local function forget(id)
   owe_no_more(id, 'started', 'progress', 'ended')
 end
 
+-- Notes that the files of a record that is removed may outlive it: nobody can remove both at once.
+local function leave_loose(id, now) redis.call('ZADD', prefix .. 'loose', now, id) end
+
 -- The one way into a terminal state. `fields` are further name, value pairs to set with it.
 local function finish(id, status, now, fields)
   local key = request_key(id)
@@ -120,6 +123,7 @@ local function finish(id, status, now, fields)
   redis.call('DEL', preview_key(id))
   if record[3] == '1' then
     announce(status, id, status, record[2])
+    leave_loose(id, now)
     forget(id)
     return
   end

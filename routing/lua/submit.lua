@@ -52,6 +52,7 @@ end
 redis.call('HSET', request_key(id), 'id', id, 'stage', stage, 'model', model, 'attempt', '1',
   'crashes', '0', 'revision', '0', 'score', score, 'work', work, 'created_at', now,
   'affinity_key', affinity, 'idempotency_key', key, unpack(ARGV, 13))
+redis.call('ZREM', prefix .. 'loose', id)
 set_status(id, 'queued')
 enqueue(id, replica)
 if key ~= '' then redis.call('SET', idempotency_key(key), fingerprint .. ' ' .. id) end
