@@ -3,13 +3,16 @@
 import random
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from routing.parameters import Parameters
+from configs.pipeline_settings import PipelineSettings
+from routing.parameters import Lora, Parameters
 from tests.engine.conftest import MakeParameters, plan
+from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
 from workers.abilities import inspect_abilities
 from workers.engine import Engine, Generation
@@ -18,6 +21,9 @@ from workers.pipeline_loader import load_pipeline
 
 REQUESTS, THREADS = 64, 8
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a heart on a white background")
+STYLE, WORDS = Lora("style"), Lora("words")
+# Three adapters of which two are kept, so that they make room for each other on the way.
+SETS = ((STYLE,), (Lora("style", 0.4),), (WORDS,), (Lora("both", 0.5),), (STYLE, WORDS))
 
 
 class Canceler(Recorder):
@@ -44,15 +50,25 @@ def drawn(draw: random.Random, make: MakeParameters, schedulers: tuple[str, ...]
         negative_prompt=draw.choice((None, None, "blue")),
         num_outputs_per_prompt=draw.choice((1, 1, 1, 2)),
         deterministic=draw.random() < 0.1,
+        lora=draw.choice((*[()] * len(SETS), *SETS)),
     )
 
 
-def test_each_of_many_makes_what_it_makes_alone(parameters: MakeParameters):
+def save_adapters(folder: Path, pipe: Any) -> PipelineSettings:
+    unet, text = {"unet": pipe.unet}, {"text_encoder": pipe.text_encoder}
+    save_lora(folder / "style.safetensors", unet, 1)
+    save_lora(folder / "words.safetensors", text, 2)
+    save_lora(folder / "both.safetensors", {**unet, **text}, 3)
+    return PipelineSettings(lora_dir=str(folder), max_cpu_loras=2)
+
+
+def test_each_of_many_makes_what_it_makes_alone(parameters: MakeParameters, tmp_path: Path):
     seed = secrets.randbits(32)
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     draw = random.Random(seed)
     pipe: Any = load_pipeline(plan())
-    engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=THREADS)
+    settings = save_adapters(tmp_path, pipe)
+    engine = Engine(pipe, inspect_abilities(pipe, {}), settings, max_num_seqs=THREADS)
     engine.warm_up()
     asked = [drawn(draw, parameters, engine.abilities.schedulers) for _ in range(REQUESTS)]
     stops = [draw.choice((None, None, None, 0, 1, 2)) for _ in range(REQUESTS)]
