@@ -268,7 +268,7 @@ def test_a_replica_of_two_cores_makes_the_pictures_of_one(
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(run, asked))
     assert max(map(difference, together, alone)) <= 1
-    assert of_two.rendezvous.histogram[4] >= 1
+    assert max(of_two.rendezvous.histogram) > 1
 
 
 def test_spreading_parts_over_cores_is_refused():

@@ -151,7 +151,7 @@ def test_requests_of_all_three_tasks_share_steps_and_make_what_each_makes_alone(
     ]
     made = together(sharing, asked, inputs=inputs)
     assert max(map(difference, made, alone)) <= 1
-    assert sharing.rendezvous.histogram[3] >= 1
+    assert max(sharing.rendezvous.histogram) > 1
 
 
 @pytest.mark.parametrize(("task", "missing"), [(IMAGE_TO_IMAGE, "image"), (INPAINT, "mask_image")])
