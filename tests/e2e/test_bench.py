@@ -177,6 +177,7 @@ def film_ids(service: Service) -> set[str]:
 def test_videos_are_measured_by_every_way_to_ask_for_them(
     videos: Service, tmp_path: Path, backend: str
 ) -> None:
+    before = film_ids(videos)
     found = bench(
         videos,
         tmp_path,
