@@ -27,6 +27,7 @@ class PipelineCopies:
         self._abilities = abilities
         self._limits = prompt_limits(pipe)
         self._pipes = task_pipelines(pipe)
+        self._kinds = {task: _settled(each) for task, each in self._pipes.items()}
 
     def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
         """Return a copy for one run.
@@ -41,7 +42,9 @@ class PipelineCopies:
             raise GenerationFailed(f"image: {task} needs one")
         if task == INPAINT and inputs.mask is None:
             raise GenerationFailed(f"mask_image: {task} needs one")
-        return self._copy_with_scheduler(self._pipes[task], parameters.scheduler)
+        pipe = self._copy_with_scheduler(self._pipes[task], parameters.scheduler)
+        pipe.__class__ = self._kinds[task]
+        return pipe
 
     def arguments(self, seats: Sequence[Seat]) -> dict[str, Any]:
         """Return the arguments of one call for requests of one company."""
@@ -77,6 +80,17 @@ class PipelineCopies:
         # What it does for one pipeline alone would be done to all that share the parts.
         pipe.__dict__["maybe_free_model_hooks"] = _nothing
         return pipe
+
+
+def _settled(pipe: Any) -> Any:
+    """Return the class of `pipe` with the device that it runs on written down.
+
+    Pipelines ask every module of every part for it, several times in a call, and it never changes
+    once they are loaded: milliseconds of each request, all of them under the interpreter's lock.
+    """
+    kind = type(pipe)
+    own = {"_execution_device": pipe._execution_device, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), own)
 
 
 def _nothing() -> None:
