@@ -16,7 +16,7 @@ from configs.pipeline_settings import PipelineSettings
 from routing.parameters import TEXT_TO_IMAGE, Parameters
 from scripts.families import save_family
 from scripts.family_trial import small_request
-from tests.engine.conftest import MakeParameters, plan
+from tests.engine.conftest import MakeParameters, patient, plan
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
@@ -145,6 +145,46 @@ def test_prompts_of_different_lengths_start_together_where_their_model_pads_them
     assert [each.batch_mean for each in made] == [4] * 4
     for watcher in watchers:
         assert list(dict.fromkeys(watcher.calls)) == [(step, 3) for step in range(4)]
+
+
+def test_a_longer_prompt_that_comes_later_meets_a_company_of_shorter_ones(tmp_path: Path):
+    company = Company(load_pipeline(plan(save_family("qwen_image", tmp_path))), width=48, height=32)
+    company.engine.rendezvous.max_wait_s = 0.0  # the later one steps while the others are held
+    asked = [
+        small_request(
+            company.engine.abilities,
+            TEXT_TO_IMAGE,
+            prompt=prompt,
+            seed=seed,
+            num_inference_steps=6 if seed < 2 else 7,
+        )
+        for seed, prompt in enumerate(("a star", "x", "a red circle on a blue background"))
+    ]
+    alone = company.alone(asked)
+    gate = Gate()
+
+    class Holder(Recorder):
+        """Holds its company after the first step, until the later one has made one."""
+
+        def on_step(self, step: int, steps: int) -> None:
+            super().on_step(step, steps)
+            if step == 1:
+                gate()
+
+    class Late(Recorder):
+        def on_step(self, step: int, steps: int) -> None:
+            super().on_step(step, steps)
+            if step == 1:
+                patient(company.engine.rendezvous)
+                gate.open()
+
+    started = company.start(asked, [Holder(), Recorder(), Late()])
+    made = [each.result(TIMEOUT_S) for each in started]
+    company.pool.shutdown()
+    assert max(map(difference, made, alone)) <= 1
+    # Four steps are shared by three, after one in which that is proven; the later one makes its
+    # first and its last by itself.
+    assert [each.batch_mean for each in made] == [(2 + 2 + 4 * 3) / 6] * 2 + [(3 + 4 * 3) / 7]
 
 
 @pytest.mark.parametrize(
