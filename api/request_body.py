@@ -14,27 +14,21 @@ from marshmallow import ValidationError
 
 from api.body_inputs import Inputs
 from api.catalog import Catalog, ServedModel
-from api.parameter_checks import ParameterChecks, complete, shown
+from api.edit_rules import refuse_by_state
+from api.handling_checks import seconds_faults, webhook_faults, webhook_of
+from api.parameter_checks import ParameterChecks, complete
 from api.request_schema import RequestBodySchema, RequestEditSchema
-from api.webhook_post import address_fault
 from configs.errors import (
     FieldError,
     InvalidRequest,
-    NotEditable,
-    NotEditableWhileRunning,
 )
 from configs.refusal import field_errors
 from configs.settings import Settings
-from routing.outcome import Status
 from routing.parameters import Parameters
 from routing.record import Priority, Request, Webhook
 
 _HEADING: Final = "The request is refused"
-_MAX_SECONDS: Final = 31_536_000.0
 _INPUTS: Final = frozenset({"image", "mask_image"})
-_MAX_URL: Final = 2000
-_NEVER_CHANGED: Final = frozenset({"affinity_key", "metadata", "model", "webhook"})
-_CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "preview", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +95,8 @@ class BodyReader:
         self, body: Mapping[str, Any], request_id: str, schema: RequestBodySchema
     ) -> NewRequest:
         given, details = _shaped(body, schema)
-        details += _refused_seconds(given)
-        details += _refused_webhook(given, self.settings)
+        details += seconds_faults(given)
+        details += webhook_faults(given, self.settings)
         try:
             model = self.catalog.find(given.get("model"))
         except InvalidRequest as unknown:
@@ -120,7 +114,7 @@ class BodyReader:
             expires_in=given.get("expires_in"),
             timeout=given.get("timeout"),
             metadata=given.get("metadata", {}),
-            webhook=_webhook(given.get("webhook")),
+            webhook=webhook_of(given.get("webhook")),
             inputs=inputs,
             affinity_key=given.get("affinity_key", ""),
             given=given,
@@ -135,14 +129,14 @@ class BodyReader:
             NotEditableWhileRunning: The engine can not change a field between two steps.
         """
         given, details = _shaped(body, RequestEditSchema())
-        details += _refused_seconds(given)
+        details += seconds_faults(given)
         if "expires_in" in body and body["expires_in"] is None:
             details.append(FieldError("expires_in", "can not be taken back; give a longer time"))
         inputs, wrong = Inputs.read(given, request.id, self.settings.max_input_pixels)
         details += wrong
         if details:
             raise _refusal(details)
-        _refuse_by_state(body, request)
+        refuse_by_state(body, request)
         model = self.catalog.find(request.model)
         current = request.parameters.to_json()
         kept = {
@@ -198,54 +192,9 @@ def _shaped(
     return given, details
 
 
-def _webhook(given: Mapping[str, Any] | None) -> Webhook | None:
-    return Webhook(given["url"], tuple(given.get("events", ["ended"]))) if given else None
-
-
-def _refused_webhook(given: Mapping[str, Any], settings: Settings) -> list[FieldError]:
-    url = (given.get("webhook") or {}).get("url")
-    if url is None:
-        return []
-    if not settings.webhook_secret:
-        return [FieldError("webhook", "is not served here: WEBHOOK_SECRET is not set")]
-    if len(url) > _MAX_URL:
-        return [FieldError("webhook.url", f"has {len(url)} characters; {_MAX_URL} is the most")]
-    fault = address_fault(url, allow_private=settings.webhook_allow_private)
-    return [FieldError("webhook.url", fault)] if fault else []
-
-
 def _parameters_of(given: Mapping[str, Any]) -> dict[str, Any]:
     names = Parameters.__dataclass_fields__
     return {name: value for name, value in given.items() if name in names and name not in _INPUTS}
-
-
-def _refused_seconds(given: Mapping[str, Any]) -> list[FieldError]:
-    return [
-        FieldError(
-            name, f"{shown(given[name])} is not above 0 and at most {_MAX_SECONDS:.0f} seconds"
-        )
-        for name in ("expires_in", "timeout")
-        if name in given and not 0 < given[name] <= _MAX_SECONDS
-    ]
-
-
-def _refuse_by_state(body: Mapping[str, Any], request: Request) -> None:
-    if request.is_terminal:
-        raise NotEditable(
-            f"Request {request.id} is {request.status}; what has ended stays as it is."
-        )
-    fixed = sorted(_NEVER_CHANGED.intersection(body))
-    if fixed:
-        raise NotEditable(
-            f"{', '.join(fixed)} of a request never changes; send a new one.", param=fixed[0]
-        )
-    late = sorted(set(body) - _CHANGED_WHILE_RUNNING)
-    if request.status is Status.RUNNING and late:
-        raise NotEditableWhileRunning(
-            f"{', '.join(late)} can not be changed while the request runs; "
-            f"{' and '.join(sorted(_CHANGED_WHILE_RUNNING))} can.",
-            param=late[0],
-        )
 
 
 def _in_words_of(
