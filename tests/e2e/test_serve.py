@@ -92,10 +92,12 @@ def test_a_webhook_tells_the_whole_way_of_a_request(launcher: Launcher) -> None:
         webhook = {"url": receiver.url, "events": ["started", "ended"]}
         request = launcher.run("a red circle on a blue background", webhook=webhook)
         wait_until(lambda: len(receiver.messages) == 2, 30, "two messages")
-    told = [Webhook(SECRET).verify(each.body, each.headers) for each in receiver.messages]
-    assert [each["type"] for each in told] == ["request.started", "request.succeeded"]
-    assert [each["data"]["id"] for each in told] == [request["id"]] * 2
-    assert told[1]["data"]["outputs"][0]["seed"] == request["parameters"]["seed"]
+    # Messages of one request may overtake each other.
+    verified = [Webhook(SECRET).verify(each.body, each.headers) for each in receiver.messages]
+    told = {each["type"]: each["data"] for each in verified}
+    assert set(told) == {"request.started", "request.succeeded"}
+    assert {each["id"] for each in told.values()} == {request["id"]}
+    assert told["request.succeeded"]["outputs"][0]["seed"] == request["parameters"]["seed"]
 
 
 def test_redis_and_flower_listen_on_loopback_only(launcher: Launcher) -> None:
