@@ -61,9 +61,8 @@ class WebhookSender:
         except NotFound:
             self.deliveries.delivered(delivery)  # removed meanwhile, and with it what to tell
             return
-        if request.webhook is None:
-            raise AssertionError(f"{request.id} owes a webhook and wants none")
-        fault, final = self._post(request, delivery)
+        assert request.webhook is not None, "only a request that wants a webhook owes one"
+        fault, final = self._post(request, request.webhook.url, delivery)
         if not fault:
             self.deliveries.delivered(delivery)
             return
@@ -75,13 +74,12 @@ class WebhookSender:
             "given up" if pause is None else f"again in {pause:.0f} s",
         )  # fmt: skip
 
-    def _post(self, request: Request, delivery: Delivery) -> tuple[str, bool]:
+    def _post(self, request: Request, url: str, delivery: Delivery) -> tuple[str, bool]:
         """Post once; what went wrong, empty for nothing, and whether trying again is of no use."""
-        assert request.webhook is not None
         body = json.dumps(self._message(request, delivery))
         try:
             status = post(
-                request.webhook.url,
+                url,
                 body.encode(),
                 self._headers(request, delivery, body),
                 allow_private=self.settings.webhook_allow_private,
@@ -96,11 +94,11 @@ class WebhookSender:
 
     def _message(self, request: Request, delivery: Delivery) -> dict[str, Any]:
         name = request.status.value if delivery.event == "ended" else delivery.event
-        ended = request.finished_at if delivery.event == "ended" else None
-        moment = ended or (request.started_at if delivery.event == "started" else self.clock())
+        moments = {"started": request.started_at, "ended": request.finished_at}
+        moment = moments.get(delivery.event) or self.clock()
         return {
             "type": f"request.{name}",
-            "timestamp": datetime.fromtimestamp(moment or self.clock(), UTC).isoformat(),
+            "timestamp": datetime.fromtimestamp(moment, UTC).isoformat(),
             "data": request_object(request, None, self.settings.retention_s),
         }
 

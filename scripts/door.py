@@ -71,6 +71,16 @@ class Door:
         request: dict[str, Any] = self._call("POST", "/v1/requests", data, headers)
         return request
 
+    def request(self, request_id: str, wait_s: int = 0) -> dict[str, Any]:
+        """Return a request, once it has ended or after ``wait_s`` seconds, 10 at most.
+
+        Raises:
+            NoAnswer, Refused: As said there.
+        """
+        headers = {"Prefer": f"wait={wait_s}"}
+        request: dict[str, Any] = self._call("GET", f"/v1/requests/{request_id}", headers=headers)
+        return request
+
     def cancel(self, request_id: str) -> dict[str, Any]:
         """Cancel a request and return its object.
 

@@ -15,12 +15,12 @@ import argparse
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from statistics import median
 from typing import Any, Final
 
 from configs.settings import REPOSITORY
+from scripts.door import Door, NoAnswer, Refused
 from scripts.redis_server import free_port, plan_redis
 
 POLICIES: Final = ("round_robin", "least_work")
@@ -82,7 +83,7 @@ def _table(measured: list[Measured], rounds: int) -> Iterator[str]:
             yield f"| {order} | `{policy}` | {shown} | {most[0]} to {most[-1]} | {by} |"
 
 
-def _rounds(doors: dict[str, str], count: int, light: int, rounds: int) -> Iterator[Measured]:
+def _rounds(doors: dict[str, Door], count: int, light: int, rounds: int) -> Iterator[Measured]:
     for number in range(rounds):
         for order in ORDERS:
             steps = [light * 4 if place % 2 == 0 else light for place in range(count)]
@@ -93,29 +94,29 @@ def _rounds(doors: dict[str, str], count: int, light: int, rounds: int) -> Itera
                 yield Measured(number, order, policy, seconds, given)
 
 
-def _mix(url: str, steps: list[int]) -> tuple[float, dict[str, int]]:
+def _mix(door: Door, steps: list[int]) -> tuple[float, dict[str, int]]:
     given: dict[str, int] = {}
     ids = []
     started = time.monotonic()
     for count in steps:
         body = {"prompt": "a red circle on a blue background", "num_inference_steps": count}
-        request = _call(f"{url}/v1/requests", body)
+        request = door.submit(body, secrets.token_hex(16))
         ids.append(request["id"])
         given[request["replica"]] = given.get(request["replica"], 0) + count
     for request_id in ids:
         ended: dict[str, Any] = {"status": "queued"}
         while ended["status"] in {"queued", "running"}:
-            ended = _call(f"{url}/v1/requests/{request_id}")
+            ended = door.request(request_id, wait_s=10)
         if ended["status"] != "succeeded":
             raise SystemExit(f"Error: {request_id} is {ended['status']}: {ended['error']}")
     return time.monotonic() - started, dict(sorted(given.items()))
 
 
 @contextmanager
-def _service() -> Iterator[dict[str, str]]:
-    """Run everything; yields the URL of the API of each policy."""
+def _service() -> Iterator[dict[str, Door]]:
+    """Run everything; yields the API of each policy."""
     ports = {policy: free_port() for policy in POLICIES}
-    urls = {policy: f"http://127.0.0.1:{port}" for policy, port in ports.items()}
+    doors = {policy: Door(f"http://127.0.0.1:{port}") for policy, port in ports.items()}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         redis = plan_redis(Path(folder) / "redis")
         environ = {
@@ -142,9 +143,9 @@ def _service() -> Iterator[dict[str, str]]:
             ROUTING_POLICY="least_work",
             API_PORT=str(ports["least_work"]),
         )
-        for url, process in zip(urls.values(), (first, second), strict=True):
-            _wait_until(lambda url=url: _is_ready(url), process, Path(folder) / "log")  # type: ignore[misc]
-        yield urls
+        for door, process in zip(doors.values(), (first, second), strict=True):
+            _wait_until(lambda door=door: _is_ready(door), process, Path(folder) / "log")  # type: ignore[misc]
+        yield doors
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -152,10 +153,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(door: Door) -> bool:
     try:
-        listed = _call(f"{url}/v1/replicas")["data"]
-    except OSError:
+        listed = door.replicas()
+    except (NoAnswer, Refused):
         return False
     return bool(listed) and all(replica["state"] == "ready" for replica in listed)
 
@@ -168,17 +169,6 @@ def _wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes],
                 f"Error: the service did not become ready; it said:\n{log.read_text()}"
             )
         time.sleep(0.5)
-
-
-def _call(url: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    headers = {
-        "Content-Type": "application/json",
-        "Prefer": "wait=50" if body is None else "wait=0",
-    }
-    request = urllib.request.Request(url, data, headers)  # noqa: S310 - our own service
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-        return json.load(answer)
 
 
 if __name__ == "__main__":

@@ -149,14 +149,3 @@ def _twice(name: str, other: str) -> MalformedRequest:
         f"{name[:80]!r} is given more than once, as {name[:80]} and as {other[:80]}; give it once.",
         param=name[:80],
     )
-
-
-def text_of(value: Any, what: str) -> str:
-    """Return a text.
-
-    Raises:
-        marshmallow.ValidationError: It is none; the reason says `what`.
-    """
-    if not isinstance(value, str):
-        raise ValidationError(f"{what} is not text")
-    return value

@@ -6,12 +6,10 @@ Whatever ends this process ends it too. Does not know what is measured.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGTERM
@@ -20,6 +18,7 @@ from typing import Any, Final
 
 from configs.settings import REPOSITORY
 from scripts.child_process import ChildProcess
+from scripts.door import Door, NoAnswer, Refused
 from scripts.redis_server import free_port
 from scripts.refusal import StartRefused
 from scripts.supervisor import last_line
@@ -62,7 +61,7 @@ def running_service(
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            _wait(url, process, log, replicas, start_timeout_s, api_key)
+            _wait(Door(url, api_key), process, log, replicas, start_timeout_s)
             yield url
         finally:
             _end(process)
@@ -73,14 +72,12 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**kept, "RUN_DIR": str(folder / "run"), "FLOWER_PORT": str(free_port())}
 
 
-def _wait(
-    url: str, process: ChildProcess, log: Path, replicas: int, timeout_s: float, api_key: str
-) -> None:
+def _wait(door: Door, process: ChildProcess, log: Path, replicas: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         if (status := process.poll()) is not None:
             raise StartRefused(f"the service ended with code {status}: {last_line(log)}")
-        listed = _replicas(url, api_key)
+        listed = _replicas(door)
         for replica in listed:
             if replica["state"] == "failed":
                 raise StartRefused(f"{replica['name']} failed: {replica['error']}")
@@ -94,15 +91,11 @@ def _wait(
         time.sleep(_LOOK_EVERY_S)
 
 
-def _replicas(url: str, api_key: str) -> list[Mapping[str, Any]]:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url}/v1/replicas", headers=headers)  # noqa: S310 - http
+def _replicas(door: Door) -> list[dict[str, Any]]:
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - http
-            listed: list[Mapping[str, Any]] = json.load(answer)["data"]
-    except (OSError, ValueError):  # not up yet
+        return door.replicas()
+    except (NoAnswer, Refused):  # not up yet
         return []
-    return listed
 
 
 def _end(process: ChildProcess) -> None:
