@@ -26,7 +26,8 @@ class ParallelConfig:
         world_size: Devices of one replica.
         ulysses_degree: Ranks among which the heads of each attention are dealt out.
         ring_degree: Ranks among which keys and values of each attention go round.
-        cfg_parallel_size: Denoiser copies among which the rows of each call are dealt out.
+        cfg_parallel_size: Denoiser copies among which the rows of each call are dealt out; beside
+            another degree, groups of ranks.
         device_map: `balanced` puts the parts of the pipeline on different devices.
     """
 

@@ -187,12 +187,6 @@ def _parallel_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]
             "make them agree, or leave world_size out"
         )
         yield "world_size", [reason]
-    if "cfg_parallel_size" in degrees and len(degrees) > 1:
-        reason = (
-            "does not go together with ulysses_degree or ring_degree here; split by one of the "
-            "two, and use more replicas for the rest of the devices"
-        )
-        yield "cfg_parallel_size", [reason]
     if "device_map" in data and degrees:
         names = " and ".join(degrees)
         yield "device_map", [f"puts parts on devices, and {names} share each call; leave out one"]

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from diffusers import ContextParallelConfig, ParallelConfig
 from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.models._modeling_parallel import ContextParallelOutput
-from torch.distributed.device_mesh import init_device_mesh
 
 from configs import stages
 
@@ -49,10 +48,11 @@ def refusal(module: Any, parallel: stages.ParallelConfig) -> str | None:
     return None
 
 
-def share_sequence(module: Any, parallel: stages.ParallelConfig) -> None:
+def share_sequence(module: Any, parallel: stages.ParallelConfig, mesh: Any) -> None:
     """Have the module run its part of each call from here on; all ranks do this together.
 
-    Every rank then calls it with the same arguments and gets the whole output.
+    Every rank of `mesh`, which is `ring` x `ulysses`, then calls it with the same arguments and
+    gets the whole output.
 
     Raises:
         ValueError: Its attention backend can not do it.
@@ -71,7 +71,6 @@ def share_sequence(module: Any, parallel: stages.ParallelConfig) -> None:
 
     def resolve(given: Any) -> Any:
         """In place of diffusers' own, which knows accelerators only."""
-        mesh = init_device_mesh(device.type, given.mesh_shape, mesh_dim_names=given.mesh_dim_names)
         whole = ParallelConfig(context_parallel_config=given)
         whole.setup(dist.get_rank(), dist.get_world_size(), device, mesh=mesh)
         module._parallel_config = whole

@@ -1,18 +1,12 @@
 """Copies of a denoiser on the devices of the chunk, which share the rows of each call.
 
-The rows are the two halves of classifier-free guidance, several outputs of a request, or what the
-rendezvous has merged. `forward` is replaced on the instance: whoever calls the denoiser knows
-nothing of it. A call of one row, and one that no rule can cut, runs on the first device alone. The
-first call of each kind also runs uncut; were the two to differ by more than rounding, that kind
-would never be cut again. Does not know pipelines, requests and processes.
+How a call is cut, and that it is right so, is known to ``workers.row_dealing``; a call that is not
+cut runs on the first device alone. Does not know pipelines, requests and processes.
 """
 
 import copy
-import functools
-import inspect
-import logging
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -20,13 +14,10 @@ import torch
 
 from workers.denoiser_changes import repeat_changes
 from workers.lane import Lane
-from workers.merging import Arguments, Unmergeable, layout
-from workers.rounding import excess
-from workers.row_choice import choose_rows, place_rows
+from workers.merging import Arguments
+from workers.row_choice import choose_rows
+from workers.row_dealing import deal_calls
 
-_logger = logging.getLogger(__name__)
-
-_KINDS_KEPT = 1000
 _copies: weakref.WeakKeyDictionary[torch.nn.Module, tuple[torch.nn.Module, ...]] = (
     weakref.WeakKeyDictionary()
 )
@@ -40,13 +31,6 @@ def each_copy(module: Any) -> tuple[Any, ...]:
     Whoever changes a denoiser in another way changes each of these.
     """
     return (module, *_copies.get(module, ()))
-
-
-def deal_rows(rows: int, parts: int) -> list[range]:
-    """Return the rows of each of up to `parts` parts, as even as can be, none empty."""
-    parts = min(rows, parts)
-    ends = [-(-rows * (index + 1) // parts) for index in range(parts)]
-    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
@@ -74,73 +58,24 @@ def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
             other.eval()  # the layers of a new adapter are not
 
     repeat_changes(module, repeat)
-    spread = _SpreadForward([module.forward, *others], lanes)
-    module.forward = functools.wraps(type(module).forward)(spread.bind(type(module)))
+    forwards = [module.forward, *others]
+    home = lanes[0].device
 
+    def run_part(forward: Callable[..., Any], part: Arguments, device: torch.device) -> Any:
+        moved = {name: _moved(value, home, device) for name, value in part.items()}
+        return _moved(forward(**moved), device, home)
 
-class _SpreadForward:
-    """The forward that stands for those of a denoiser and its copies."""
-
-    def __init__(self, forwards: Sequence[Callable[..., Any]], lanes: Sequence[Lane]) -> None:
-        self._forwards = forwards
-        self._lanes = lanes
-        self._home = lanes[0].device
-        self._right: dict[Hashable, bool] = {}
-
-    def bind(self, module_class: Any) -> Callable[..., Any]:
-        """Return it as a function that knows the names of the arguments."""
-        own = inspect.signature(module_class.forward)
-        signature = own.replace(parameters=list(own.parameters.values())[1:])
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            try:
-                arguments = signature.bind(*args, **kwargs).arguments
-                described = layout(arguments)
-            except (TypeError, Unmergeable):
-                return self._whole(args, kwargs)
-            kind = described.signature
-            if described.rows < 2 or self._right.get(kind) is False:
-                return self._whole(args, kwargs)
-            try:
-                output = self._spread(arguments, described.rows)
-            except Unmergeable as error:
-                self._note(kind, right=False, reason=f"{error.name} can not be cut")
-                return self._whole(args, kwargs)
-            if kind in self._right:
-                return output
-            whole = self._whole(args, kwargs)
-            worst = excess(output, whole)
-            reason = f"they differ from what one gives, {worst:.3g} times as much as rounding may"
-            self._note(kind, right=worst <= 1, reason=reason)
-            # Where it is right the first call too has the bytes of those that follow.
-            return output if worst <= 1 else whole
-
-        return forward
-
-    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call uncut; on a CPU that is with the cores of all lanes."""
-        return self._forwards[0](*args, **kwargs)
-
-    def _spread(self, arguments: Arguments, rows: int) -> Any:
-        dealt = deal_rows(rows, len(self._lanes))
+    def run_parts(arguments: Arguments, rows: int, dealt: Sequence[range]) -> list[Any]:
         parts = [choose_rows(arguments, chosen, rows) for chosen in dealt]
         running = [
-            lane.submit(self._run_part, forward, part, lane.device)
-            for lane, forward, part in zip(self._lanes, self._forwards, parts, strict=False)
+            lane.submit(run_part, forward, part, lane.device)
+            for lane, forward, part in zip(lanes, forwards, parts, strict=False)
         ]
         wait(running)
-        return place_rows([each.result() for each in running], dealt, rows)
+        return [each.result() for each in running]
 
-    def _run_part(self, forward: Callable[..., Any], part: Arguments, device: torch.device) -> Any:
-        moved = {name: _moved(value, self._home, device) for name, value in part.items()}
-        return _moved(forward(**moved), device, self._home)
-
-    def _note(self, kind: Hashable, *, right: bool, reason: str) -> None:
-        if len(self._right) > _KINDS_KEPT:
-            self._right.clear()
-        self._right[kind] = right
-        if not right:
-            _logger.warning("denoiser calls of this kind are not cut over devices: %s", reason)
+    # Whole, it runs in the caller's thread: on a CPU that is with the cores of all lanes.
+    deal_calls(module, len(lanes), module.forward, run_parts)
 
 
 def _copy_to(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:

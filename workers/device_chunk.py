@@ -1,8 +1,9 @@
 """The devices of one replica, and how its denoiser uses them.
 
 Several devices share the work in one of two ways: copies of the denoiser take rows of each call
-(``workers.denoiser_copies``), or ranks take parts of its sequence (``workers.ranks``). Which one is
-said by the stage, or follows from the model. Does not know requests.
+(``workers.denoiser_copies``), or ranks take parts of its sequence (``workers.ranks``), several
+groups of them rows too. Which one is said by the stage, or follows from the model. Does not know
+requests.
 """
 
 import logging

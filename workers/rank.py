@@ -15,19 +15,19 @@ from typing import Any
 
 import diffusers
 import torch
-import torch.distributed as dist
 
-from workers.call_packing import as_bytes, unpack
+from workers.call_packing import unpack
 from workers.context_parallel import share_sequence
 from workers.failure_cause import short_cause
-from workers.rank_group import join_group
+from workers.rank_calls import RankCalls
+from workers.rank_group import join_group, open_mesh
 from workers.rank_messages import (
     END,
     JOIN,
     LOADED,
     READY,
+    TAKE,
     UNDONE,
-    VERDICT_S,
     Change,
     Failed,
     Forward,
@@ -52,6 +52,7 @@ class Rank:
         self._pipe = pipe
         self._device = torch.device(start.kind, start.rank) if start.kind == "cuda" else _CPU
         self._denoisers: dict[str, Any] = {}
+        self._calls = RankCalls(start, self._device, self._denoisers, pipe)
         if start.kind == "cuda":
             torch.cuda.set_device(self._device)
         else:
@@ -78,8 +79,9 @@ class Rank:
         """Meet the other ranks; all do this at the same time."""
         start = self._start
         join_group(start.rank, start.world_size, start.port, self._device)
+        mesh = open_mesh(self._device, start.args.parallel_config)
         for module in self._denoisers.values():
-            share_sequence(module, start.args.parallel_config)
+            share_sequence(module, start.args.parallel_config, mesh)
 
     def serve(self) -> None:
         """Run what rank 0 tells until it says that it is over."""
@@ -88,32 +90,13 @@ class Rank:
             if message == END:
                 return
             if message == UNDONE:
-                self._settle()
+                self._calls.settle()
+            elif message == TAKE:
+                self._calls.give_back()
             elif isinstance(message, Forward):
-                self._forward(message)
+                self._calls.run(message)
             elif isinstance(message, Change):
                 self._change(message)
-
-    def _forward(self, message: Forward) -> None:
-        (args, kwargs), tensors = unpack(message.packed, self._device)
-        for each in as_bytes(tensors):
-            dist.broadcast(each, src=0)
-        try:
-            self._denoisers[message.denoiser](*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - rank 0 raises it too, or this process ends
-            cause = short_cause(error)
-        else:
-            return
-        # Were rank 0 to go on, it would wait in a collective that this rank has left.
-        if not self._pipe.poll(VERDICT_S) or receive(self._pipe) != UNDONE:
-            raise RuntimeError(f"failed in a call in which rank 0 did not: {cause}")
-        self._settle()
-
-    def _settle(self) -> None:
-        """Say that no call is going on here."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        send(self._pipe, UNDONE)
 
     def _change(self, message: Change) -> None:
         (args, kwargs), _ = unpack(message.packed, _NOWHERE)

@@ -1,4 +1,4 @@
-"""The `torch.distributed` group of a replica's ranks: gloo on CPU cores, NCCL on CUDA devices.
+"""The `torch.distributed` groups of a replica's ranks: gloo on CPU cores, NCCL on CUDA devices.
 
 All ranks are on one host and meet at a TCP store of rank 0 on the loopback address.
 """
@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from configs.stages import ParallelConfig
 
 # A collective that takes longer has lost its partner. Ranks wait for calls outside of any.
 COLLECTIVE_S = 240.0
@@ -36,3 +39,19 @@ def join_group(
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def rank_groups(parallel: ParallelConfig) -> list[range]:
+    """Return the ranks of each group that shares the sequence of a call; groups share its rows."""
+    size = parallel.context_degree
+    return [range(first, first + size) for first in range(0, parallel.world_size, size)]
+
+
+def open_mesh(device: torch.device, parallel: ParallelConfig) -> Any:
+    """Return the mesh of this rank's group, `ring` x `ulysses`; all ranks do this together."""
+    mesh: Any = init_device_mesh(
+        device.type,
+        (parallel.cfg_parallel_size, parallel.ring_degree, parallel.ulysses_degree),
+        mesh_dim_names=("cfg", "ring", "ulysses"),
+    )
+    return mesh["ring", "ulysses"]

@@ -1,7 +1,8 @@
 """What a replica and its ranks say to each other, over a pipe of their own.
 
 A rank answers `LOADED` or :class:`Failed`, is told to join, answers `READY`, and from then on does
-what it is told; a broken pipe means that the other side has ended. Imports no torch.
+what it is told; a broken pipe means that the other side has ended. Of its part of a call a rank of
+another group than that of rank 0 says :class:`Output` or :class:`Failed`. Imports no torch.
 """
 
 import pickle
@@ -15,8 +16,10 @@ from configs.stages import EngineArgs
 LOADED: Final = "loaded"
 JOIN: Final = "join"
 READY: Final = "ready"
-# Rank 0 failed in a call; a rank answers that once it has ended its own part, in whichever way.
+# A call failed; a rank answers that once it has ended its own part, in whichever way.
 UNDONE: Final = "undone"
+# The first rank of a group sends the tensors of its output to rank 0.
+TAKE: Final = "take"
 END: Final = "end"
 # Seconds for which one side waits for the other after a call has failed.
 VERDICT_S: Final = 10.0
@@ -47,17 +50,44 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rank could not start, and why."""
+    """A rank could not do what it was told, and why.
+
+    Attributes:
+        cause: One line.
+        out_of_memory: Whether it had too little memory.
+    """
 
     cause: str
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A call of a denoiser; its tensors follow by broadcast."""
+    """A call of a denoiser; its tensors follow by broadcast.
+
+    Attributes:
+        denoiser: Its name.
+        packed: The arguments.
+        rows: Samples in it, where it is dealt out.
+        dealt: Rows of each group; further groups have none. Empty where the first runs it whole.
+    """
 
     denoiser: str
     packed: bytes
+    rows: int = 0
+    dealt: tuple[range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A rank has run its part.
+
+    Attributes:
+        packed: What came of it, by the first rank of a group; its tensors follow once rank 0 takes
+            them. Empty from the others, who have the same.
+    """
+
+    packed: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

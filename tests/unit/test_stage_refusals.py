@@ -455,9 +455,9 @@ def test_any_value_is_taken_or_refused_by_path(tmp_path: Path, path: str, value:
             "2 is not ulysses_degree x ring_degree x cfg_parallel_size, which is 4",
         ),
         (
-            {"cfg_parallel_size": 2, "ulysses_degree": 2},
-            "cfg_parallel_size",
-            "2 does not go together with ulysses_degree or ring_degree here",
+            {"world_size": 6, "cfg_parallel_size": 2, "ulysses_degree": 2},
+            "world_size",
+            "6 is not ulysses_degree x ring_degree x cfg_parallel_size, which is 4",
         ),
         (
             {"device_map": "balanced", "ring_degree": 2},

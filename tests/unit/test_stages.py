@@ -336,6 +336,7 @@ def test_another_model_brings_neither_name_nor_defaults_of_the_files_own() -> No
         ({"cfg_parallel_size": 2}, 2, "cfg"),
         ({"ulysses_degree": 2, "ring_degree": 2}, 4, "context"),
         ({"world_size": 2, "ring_degree": 2}, 2, "context"),
+        ({"cfg_parallel_size": 2, "ulysses_degree": 2, "ring_degree": 2}, 8, "context"),
         ({"world_size": 2, "device_map": "balanced"}, 2, "device_map"),
     ],
 )

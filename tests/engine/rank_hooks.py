@@ -1,0 +1,11 @@
+"""What a test has ranks do to their denoisers; imported in the processes of the ranks."""
+
+from typing import Any
+
+
+def refuse(
+    value: float, error: Exception, _module: Any, _args: Any, kwargs: dict[str, Any]
+) -> None:
+    """Fail a call in which that is the largest value of a sample."""
+    if kwargs["hidden_states"].max() == value:
+        raise error
