@@ -67,6 +67,11 @@ class Adapters:
                 f"engine_args.lora_modules: {type(pipe).__name__} takes no adapters; "
                 "leave lora_modules and lora_dir out"
             )
+        self._text_encoders = [
+            part
+            for name, part in pipe.components.items()
+            if name.startswith("text_encoder") and isinstance(part, torch.nn.Module)
+        ]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +131,7 @@ class Adapters:
         Those of `wanted` that change one of them, and their types, which are float32 for a run that
         did not fit into half.
         """
-        encoders = self._text_encoders()
+        encoders = self._text_encoders
         changing = [each for each in wanted if any(self._in(part, (each,))[0] for part in encoders)]
         return (*changing, *(part.dtype for part in encoders))
 
@@ -134,7 +139,7 @@ class Adapters:
         if wanted == self._text_set:
             return
         self._text_set = None
-        for encoder in self._text_encoders():
+        for encoder in self._text_encoders:
             if not getattr(encoder, "peft_config", None):
                 continue
             names, scales = self._in(encoder, wanted)
@@ -151,13 +156,6 @@ class Adapters:
         here = [(self._loaded[each.name].peft_name, each.scale) for each in wanted]
         here = [(name, scale) for name, scale in here if name in known]
         return [name for name, _ in here], [scale for _, scale in here]
-
-    def _text_encoders(self) -> list[Any]:
-        return [
-            part
-            for name, part in self._pipe.components.items()
-            if name.startswith("text_encoder") and isinstance(part, torch.nn.Module)
-        ]
 
     def _make_room(self, wanted: AdapterSet) -> None:
         """Remove the adapters used longest ago; those that run stay, however many they are."""
@@ -200,7 +198,7 @@ class Adapters:
         self._loaded[name] = _Loaded(peft_name)
 
     def _parts_with(self, peft_name: str) -> list[Any]:
-        parts = (*denoisers(self._pipe).values(), *self._text_encoders())
+        parts = (*denoisers(self._pipe).values(), *self._text_encoders)
         return [part for part in parts if peft_name in (getattr(part, "peft_config", None) or {})]
 
     def _delete(self, peft_name: str) -> None:

@@ -80,7 +80,7 @@ class Call:
             return
         self.arguments = dict(zip(names, self.args, strict=False)) | self.kwargs
         try:
-            self.layout = layout(self.arguments)
+            self.layout = self.member.layouts.layout(self.arguments, layout)
         except Unmergeable as error:
             warn_once(error.name)
 

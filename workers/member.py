@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from workers.layout_memory import LayoutMemory
+
 
 class Bell:
     """Wakes one thread; rung before it waits, it does not wait."""
@@ -38,6 +40,7 @@ class Member:
             is more than one request, each makes one sample.
         kind: That of its last call, for identity only; None while nobody need wait for it.
         bell: Wakes its thread.
+        layouts: Remembers the layout of its calls.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Member:
         self.present = [True] * requests
         self.kind: Any = None
         self.bell = Bell()
+        self.layouts = LayoutMemory()
         self._forget = forget
         self._forwards = self._shared = 0
 

@@ -3,8 +3,9 @@
 Knows names of diffusers' arguments, and no family.
 """
 
+import functools
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,12 @@ _ONE_IMAGE_FOR_ALL = "Wan"
 
 def arguments_of(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a pipeline's call, by name."""
-    return inspect.signature(pipeline_class.__call__).parameters
+    return _parameters(pipeline_class.__call__)
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def default_of(arguments: Mapping[str, inspect.Parameter], name: str) -> Any:

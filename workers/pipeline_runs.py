@@ -16,6 +16,7 @@ from PIL import Image
 from configs.pipeline_settings import PipelineSettings
 from routing.parameters import Abilities
 from workers.adapters import Adapters
+from workers.attention_signatures import note_signatures
 from workers.decoder import Decoder
 from workers.denoising_run import DenoisingRun
 from workers.device_chunk import denoisers
@@ -63,10 +64,14 @@ class PipelineRuns:
         self._default_fps = abilities.default_fps or DEFAULT_FPS
         self._current = threading.local()
         self._denoisers = list(denoisers(pipe).values())
+        # Once, for looking through all modules takes longer than a request should.
+        self._parts = [part for denoiser in self._denoisers for part in denoiser.modules()]
         self.rendezvous = Rendezvous(self._denoisers)
         self.rendezvous.switch = self.adapters.set_denoisers
         for denoiser in self._denoisers:
             denoiser.register_forward_pre_hook(self._before_forward)
+            if settings.diffusion_compile_granularity == "none":  # compiled code asks nothing
+                note_signatures(denoiser)
         # After the rendezvous, since pipelines of other tasks may copy the denoiser as it is.
         self._copies = PipelineCopies(pipe, abilities)
 
@@ -77,7 +82,7 @@ class PipelineRuns:
 
     def serve(self, seat: Seat) -> Generation:
         """Run a request to its end, with those that wait as it does; raises what ends it."""
-        if has_stateful_hooks(self._denoisers):
+        if has_stateful_hooks(self._parts):
             return self._serve_exclusively(seat)
         while True:
             pipe = self._copy_for(seat)

@@ -42,7 +42,7 @@ class PromptCache:
         if not self._most_bytes or not hasattr(pipe, "encode_prompt"):
             return
         encode = pipe.encode_prompt
-        signature = inspect.signature(encode)
+        signature = _signature(encode)
 
         @functools.wraps(encode)
         def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -85,6 +85,18 @@ class PromptCache:
             while self.bytes > self._most_bytes:
                 _, (_, freed) = self._kept.popitem(last=False)
                 self.bytes -= freed
+
+
+def _signature(function: Any) -> inspect.Signature:
+    if not inspect.ismethod(function):
+        return inspect.signature(function)
+    return _signature_of_method(function.__func__)
+
+
+@functools.cache
+def _signature_of_method(function: Any) -> inspect.Signature:
+    own = inspect.signature(function)
+    return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 def _key(value: Any) -> Hashable:

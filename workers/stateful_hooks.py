@@ -8,14 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def has_stateful_hooks(modules: Iterable[Any]) -> bool:
-    """Tell whether such a hook is installed on a part of the modules now."""
-    return any(
-        hook._is_stateful
-        for module in modules
-        for part in module.modules()
-        for hook in getattr(part.__dict__.get("_diffusers_hook"), "hooks", {}).values()
-    )
+def has_stateful_hooks(parts: Iterable[Any]) -> bool:
+    """Tell whether such a hook is installed on one of the modules now, not counting their parts."""
+    registries = [part.__dict__["_diffusers_hook"] for part in parts if _has_hooks(part)]
+    return any(hook._is_stateful for registry in registries for hook in registry.hooks.values())
 
 
 def forget_state(modules: Iterable[Any]) -> None:
@@ -25,3 +21,7 @@ def forget_state(modules: Iterable[Any]) -> None:
             registry = part.__dict__.get("_diffusers_hook")
             if registry is not None:
                 registry.reset_stateful_hooks(recurse=False)
+
+
+def _has_hooks(part: Any) -> bool:
+    return "_diffusers_hook" in part.__dict__

@@ -53,9 +53,9 @@ def test_requests_of_a_cached_model_run_one_at_a_time_and_make_what_each_makes_a
     engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=4)
     engine.warm_up()
     plain = engine.generate(ASKED[0], Recorder())
-    assert not has_stateful_hooks([pipe.transformer])
+    assert not has_stateful_hooks(pipe.transformer.modules())
     pipe.transformer.enable_cache(caches(pipe.transformer)[cache])
-    assert has_stateful_hooks([pipe.transformer])
+    assert has_stateful_hooks(pipe.transformer.modules())
     before = dict(engine.rendezvous.histogram)
     alone = [engine.generate(each, Recorder()) for each in ASKED]
     if cache != "PAB":

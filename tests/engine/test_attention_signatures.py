@@ -1,0 +1,69 @@
+"""Noted signatures change nothing but how often they are looked for."""
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.tiny_families import FAMILIES
+from workers.attention_signatures import note_signatures
+from workers.device_chunk import denoisers
+
+
+def processors(denoiser: Any) -> list[Any]:
+    return [part.processor for part in denoiser.modules() if "processor" in part.__dict__]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_processors_say_and_do_what_they_did(family: str, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    pipe = FAMILIES[family]()
+    pipe.set_progress_bar_config(disable=True)
+    [denoiser] = denoisers(pipe).values()
+    before = [inspect.signature(each.__call__) for each in processors(denoiser)]
+
+    def picture() -> bytes:
+        made = pipe(
+            "a star",
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(3),
+            output_type="np",
+            height=64,
+            width=64,
+        )
+        return bytes(made.images.tobytes())
+
+    plain = picture()
+    note_signatures(denoiser)
+    note_signatures(denoiser)
+    assert before
+    assert [inspect.signature(each.__call__) for each in processors(denoiser)] == before
+    searched: list[Any] = []
+    search = inspect._signature_from_function  # type: ignore[attr-defined]
+
+    def watched(kind: Any, function: Any, *args: Any, **options: Any) -> Any:
+        searched.append(function)
+        return search(kind, function, *args, **options)
+
+    monkeypatch.setattr(inspect, "_signature_from_function", watched)
+    assert picture() == plain
+    calls = {type(each).__call__ for each in processors(denoiser)}
+    assert not calls & set(searched)
+
+
+def test_a_copy_of_a_denoiser_calls_its_own_processors():
+    [denoiser] = denoisers(FAMILIES["stable_diffusion_3"]()).values()
+    note_signatures(denoiser)
+    ours, theirs = processors(denoiser)[0], processors(copy.deepcopy(denoiser))[0]
+    assert theirs is not ours
+    assert theirs.__call__.args == (theirs,)
+
+
+def test_processors_of_other_pipelines_are_as_they_were():
+    [denoiser] = denoisers(FAMILIES["stable_diffusion_3"]()).values()
+    [other] = denoisers(FAMILIES["stable_diffusion_3"]()).values()
+    note_signatures(denoiser)
+    assert all("__call__" not in each.__dict__ for each in processors(other))
+    assert not hasattr(type(processors(denoiser)[0]).__call__, "__signature__")
