@@ -8,6 +8,7 @@ requests.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
@@ -77,9 +78,13 @@ class DeviceChunk:
         return cls(lanes)
 
     @property
-    def holds_all_weights(self) -> bool:
-        """Whether all copies of the weights are in this process, where they can be changed."""
-        return self._ranks is None
+    def takes_float32(self) -> bool:
+        """Whether denoiser calls in float32 can run on the devices."""
+        return self._ranks is None or self._ranks.take_float32
+
+    def in_float32(self) -> AbstractContextManager[None]:
+        """Hold the weights of other processes in float32 meanwhile: :meth:`Ranks.in_float32`."""
+        return nullcontext() if self._ranks is None else self._ranks.in_float32()
 
     def watch(self, on_fault: Callable[[str], None]) -> None:
         """Call `on_fault` with the reason once the devices can work no more."""

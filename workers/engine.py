@@ -240,12 +240,12 @@ class Engine:
             with self._precision.usual(tell):
                 return self._runs.serve(Seat(parameters, observer, inputs))
         except NonFiniteOutput as error:
-            if not (self._chunk.holds_all_weights and self._precision.can_rise):
+            if not (self._chunk.takes_float32 and self._precision.can_rise):
                 raise
             first = str(error)
         logger.warning("%s; once more in float32", first)
         try:
-            with self._precision.raised(tell):
+            with self._precision.raised(tell, self._chunk.in_float32()):
                 made = self._runs.serve(Seat(parameters, observer, inputs))
         except NonFiniteOutput as error:
             raise NonFiniteOutput(f"{error} (in float32 too)") from None

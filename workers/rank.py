@@ -9,6 +9,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,17 @@ import torch
 
 from workers.call_packing import unpack
 from workers.context_parallel import share_sequence
-from workers.failure_cause import short_cause
+from workers.failure_cause import is_out_of_memory, short_cause
+from workers.raised_weights import in_float32
 from workers.rank_calls import RankCalls
 from workers.rank_group import join_group, open_mesh
 from workers.rank_messages import (
     END,
+    FALL,
     JOIN,
     LOADED,
     READY,
+    RISE,
     TAKE,
     UNDONE,
     Change,
@@ -52,6 +57,7 @@ class Rank:
         self._pipe = pipe
         self._device = torch.device(start.kind, start.rank) if start.kind == "cuda" else _CPU
         self._denoisers: dict[str, Any] = {}
+        self._raised = ExitStack()
         self._calls = RankCalls(start, self._device, self._denoisers, pipe)
         if start.kind == "cuda":
             torch.cuda.set_device(self._device)
@@ -96,18 +102,29 @@ class Rank:
             elif isinstance(message, Forward):
                 self._calls.run(message)
             elif isinstance(message, Change):
-                self._change(message)
+                self._answer(self._change, message)
+            elif message == RISE:
+                self._answer(self._rise)
+            elif message == FALL:
+                self._answer(self._raised.close)
+
+    def _answer(self, do: Callable[..., None], *args: Any) -> None:
+        """Do it and say so, or why it could not be done."""
+        try:
+            do(*args)
+        except Exception as error:  # noqa: BLE001 - raised by rank 0
+            send(self._pipe, Failed(short_cause(error), is_out_of_memory(error)))
+        else:
+            send(self._pipe, READY)
 
     def _change(self, message: Change) -> None:
         (args, kwargs), _ = unpack(message.packed, _NOWHERE)
-        try:
-            denoiser = self._denoisers[message.denoiser]
-            getattr(denoiser, message.method)(*args, **kwargs)
-            denoiser.eval()  # the layers of a new adapter are not
-        except Exception as error:  # noqa: BLE001 - raised by rank 0
-            send(self._pipe, Failed(short_cause(error)))
-        else:
-            send(self._pipe, READY)
+        denoiser = self._denoisers[message.denoiser]
+        getattr(denoiser, message.method)(*args, **kwargs)
+        denoiser.eval()  # the layers of a new adapter are not
+
+    def _rise(self) -> None:
+        self._raised.enter_context(in_float32(self._denoisers.values()))
 
 
 def main() -> None:

@@ -20,6 +20,9 @@ READY: Final = "ready"
 UNDONE: Final = "undone"
 # The first rank of a group sends the tensors of its output to rank 0.
 TAKE: Final = "take"
+# A rank holds its weights in float32, and back again.
+RISE: Final = "rise"
+FALL: Final = "fall"
 END: Final = "end"
 # Seconds for which one side waits for the other after a call has failed.
 VERDICT_S: Final = 10.0
@@ -59,6 +62,10 @@ class Failed:
 
     cause: str
     out_of_memory: bool = False
+
+    def as_error(self) -> Exception:
+        """Return what rank 0 raises for it."""
+        return MemoryError(self.cause) if self.out_of_memory else RuntimeError(self.cause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from configs.errors import DeviceLost, ModelLoadFailed
 from workers.rank_messages import END, UNDONE, VERDICT_S, Failed, Start, receive, send
@@ -98,9 +98,12 @@ class RankProcesses:
             on_fault(self.fault)
 
     def tell(self, message: Any, ranks: Iterable[int] | None = None) -> None:
-        """Send a message to some ranks, or to all; raises OSError where one has ended."""
+        """Send a message to some ranks, or to all; raises DeviceLost where one has ended."""
         for rank in self._children if ranks is None else ranks:
-            send(self._children[rank].pipe, message)
+            try:
+                send(self._children[rank].pipe, message)
+            except OSError:
+                self._lose(rank)
 
     def answers(self, ranks: Iterable[int]) -> dict[int, Any]:
         """Wait for a message of each of some ranks, which work on one thing together.
@@ -134,14 +137,10 @@ class RankProcesses:
         """
         if self._faulty.wait(_NOTICE_S if self._ended() else 0):
             self.check()
-        try:
-            self.tell(UNDONE, ranks)
-            for rank in ranks:
-                pipe = self._children[rank].pipe
-                if not pipe.poll(VERDICT_S) or receive(pipe) != UNDONE:
-                    self.fail(f"rank {rank} is still in a call that has failed")
-        except (EOFError, OSError):
-            self._faulty.wait(_NOTICE_S)
+        self.tell(UNDONE, ranks)
+        for rank in ranks:
+            if not self._children[rank].pipe.poll(VERDICT_S) or self._receive(rank) != UNDONE:
+                self.fail(f"rank {rank} is still in a call that has failed")
         self.check()
 
     def check(self) -> None:
@@ -177,9 +176,12 @@ class RankProcesses:
         try:
             return receive(self._children[rank].pipe)
         except (EOFError, OSError):
-            self._faulty.wait(_NOTICE_S)
-            self.fail(f"rank {rank} of {self._world_size} does not answer any more")
-            self.check()
+            self._lose(rank)
+
+    def _lose(self, rank: int) -> NoReturn:
+        self._faulty.wait(_NOTICE_S)
+        self.fail(f"rank {rank} of {self._world_size} does not answer any more")
+        raise DeviceLost(self.fault or "")
 
     def _ended(self) -> bool:
         return any(child.process.poll() is not None for child in self._children.values())

@@ -10,7 +10,8 @@ mended. Does not know pipelines and requests.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,15 +19,24 @@ import torch.distributed as dist
 
 from configs.errors import ModelLoadFailed
 from configs.stages import EngineArgs
-from workers.call_packing import as_bytes, pack, unpack
+from workers.call_packing import pack
 from workers.context_parallel import share_sequence
 from workers.denoiser_changes import repeat_changes
 from workers.failure_cause import short_cause
 from workers.lane import Lane, chunk_cores
+from workers.rank0_calls import Rank0Calls
 from workers.rank_group import join_group, open_mesh, open_store, rank_groups
-from workers.rank_messages import JOIN, LOADED, READY, TAKE, Change, Failed, Forward, Output, Start
+from workers.rank_messages import (
+    FALL,
+    JOIN,
+    LOADED,
+    READY,
+    RISE,
+    Change,
+    Failed,
+    Start,
+)
 from workers.rank_processes import RankProcesses
-from workers.row_choice import choose_rows
 from workers.row_dealing import deal_calls
 
 _logger = logging.getLogger(__name__)
@@ -44,9 +54,8 @@ class Ranks:
         self._lane = lane
         self._device: torch.device = next(iter(denoisers.values())).device
         self._world_size = args.parallel_config.world_size
-        own, *self._others = rank_groups(args.parallel_config)
-        self._own = own[1:]
         self._processes = RankProcesses(args.model, self._world_size)
+        self._calls = Rank0Calls(self._processes, rank_groups(args.parallel_config), self._device)
         self._lock = threading.Lock()
 
     @classmethod
@@ -74,6 +83,28 @@ class Ranks:
     def watch(self, on_fault: Callable[[str], None]) -> None:
         """Call `on_fault` with the reason, in a thread, once the ranks can work no more."""
         self._processes.watch(on_fault)
+
+    @property
+    def take_float32(self) -> bool:
+        """Whether calls in float32 can be shared; the kernels of a ring take lower types alone."""
+        return self._args.parallel_config.ring_degree == 1
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Have the other ranks hold their weights in float32 meanwhile; no call may be going on.
+
+        Raises:
+            MemoryError: They do not fit into one; all are as before.
+        """
+        try:
+            with self._lock:
+                scarce = self._ask(RISE)
+            if scarce:
+                raise scarce.popitem()[1].as_error()
+            yield
+        finally:
+            with self._lock:
+                self._expect_all(FALL, "the way back to its type")
 
     def close(self) -> None:
         """End the other ranks; calls of the denoisers fail from here on."""
@@ -116,11 +147,11 @@ class Ranks:
             share_sequence(module, parallel, mesh)
 
     def _mirror(self, name: str, module: Any) -> None:
-        forward = module.forward
+        forward, calls = module.forward, self._calls
 
         def run(*call: Any) -> list[Any]:
             with self._lock:
-                made: list[Any] = self._lane.submit(self._call, name, forward, *call).result()
+                made: list[Any] = self._lane.submit(calls.run, name, forward, *call).result()
                 return made
 
         def whole(*args: Any, **kwargs: Any) -> Any:
@@ -133,79 +164,29 @@ class Ranks:
             with self._lock:
                 self._change(name, method, args, kwargs)
 
-        deal_calls(module, 1 + len(self._others), whole, run_parts)
+        deal_calls(module, self._args.parallel_config.cfg_parallel_size, whole, run_parts)
         repeat_changes(module, repeat)
-
-    def _call(
-        self,
-        name: str,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        rows: int = 0,
-        dealt: Sequence[range] = (),
-    ) -> list[Any]:
-        """Run a call with the other ranks; returns what each group made of its rows.
-
-        Without `dealt` the first group runs it whole.
-        """
-        self._processes.check()
-        packed, tensors = pack((args, kwargs), self._device)
-        sent = as_bytes(tensors)
-        own = choose_rows(kwargs, dealt[0], rows) if dealt else kwargs
-        others = self._others[: max(len(dealt) - 1, 0)]
-        try:
-            self._processes.tell(Forward(name, packed, rows, tuple(dealt)))
-            for each in sent:
-                dist.broadcast(each, src=0)
-            output = forward(*args, **own)
-        except BaseException:
-            self._processes.undo(self._own)
-            self._ended(others)
-            raise
-        ended = self._ended(others)
-        for said in ended:
-            if isinstance(said, Failed):
-                kind = torch.OutOfMemoryError if said.out_of_memory else RuntimeError
-                raise kind(said.cause)
-        return [output, *map(self._take, others, ended)]
-
-    def _ended(self, groups: Sequence[range]) -> list[Any]:
-        """Wait until these have ended their parts of a call; returns what each says of it."""
-        ended = []
-        for group in groups:
-            answers = self._processes.answers(group)
-            failed = next((each for each in answers.values() if isinstance(each, Failed)), None)
-            if failed is not None:
-                self._processes.undo(group)
-            ended.append(failed or answers[group[0]])
-        return ended
-
-    def _take(self, group: range, said: Output) -> Any:
-        """Return the output that the first rank of a group holds for this one."""
-        output, tensors = unpack(said.packed, self._device)
-        try:
-            self._processes.tell(TAKE, group[:1])
-            for each in as_bytes(tensors):
-                dist.recv(each, src=group[0])
-        except Exception:
-            self._processes.undo(group)
-            raise
-        return output
 
     def _change(
         self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Have all ranks do what has been done to a denoiser here."""
-        self._processes.check()
         if "_pipeline" in kwargs:  # for parts that are offloaded, which do not go with ranks
             kwargs = {**kwargs, "_pipeline": None}
         packed, _ = pack((args, kwargs), _NOWHERE)
-        self._processes.tell(Change(name, method, packed))
-        for rank in range(1, self._world_size):
-            said = self._processes.answers((rank,))[rank]
-            if isinstance(said, Failed):
-                self._processes.fail(
-                    f"rank {rank} could not do {method}, which rank 0 did: {said.cause}"
-                )
+        self._expect_all(Change(name, method, packed), method)
+
+    def _expect_all(self, message: Any, what: str) -> None:
+        """Have all ranks do what rank 0 did; one that can not is the end of all."""
+        for rank, failed in self._ask(message).items():
+            self._processes.fail(
+                f"rank {rank} could not do {what}, which rank 0 did: {failed.cause}"
+            )
         self._processes.check()
+
+    def _ask(self, message: Any) -> dict[int, Failed]:
+        """Have all ranks do something outside of calls; returns which could not."""
+        self._processes.check()
+        self._processes.tell(message)
+        said = {rank: self._processes.answers((rank,))[rank] for rank in range(1, self._world_size)}
+        return {rank: each for rank, each in said.items() if isinstance(each, Failed)}

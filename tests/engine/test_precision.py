@@ -216,15 +216,15 @@ def test_weights_that_can_not_be_changed_are_left_as_they_are(parameters: MakePa
         engine.generate(parameters(), Recorder())
 
 
-class _Elsewhere(DeviceChunk):
-    """A chunk whose other ranks hold weights of their own."""
+class _Halves(DeviceChunk):
+    """A chunk whose kernels take no float32."""
 
-    holds_all_weights = False
+    takes_float32 = False
 
 
-def test_weights_that_other_ranks_hold_too_are_left_as_they_are(parameters: MakeParameters):
+def test_devices_whose_kernels_take_no_float32_are_not_asked_to(parameters: MakeParameters):
     engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)))
-    engine._chunk = _Elsewhere()
+    engine._chunk = _Halves()
     with pytest.raises(NonFiniteOutput, match=r"the denoiser gave NaN or infinity; another"):
         engine.generate(parameters(), Recorder())
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from configs.errors import DeviceLost
+from configs.stage_config import Dtype
 from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
 from scripts.families import save_family
 from tests.engine.conftest import MakeParameters, patient, plan
@@ -22,6 +23,7 @@ from tests.engine.test_ranks import ranks, same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from tests.waiting import wait_until
 from workers import rank_processes
+from workers.abilities import inspect_abilities
 from workers.call_packing import pack
 from workers.engine import Engine
 from workers.pipeline_loader import load_pipeline
@@ -30,10 +32,12 @@ from workers.rank_messages import READY, Change
 TIMEOUT_S = 120
 
 
-def plan_of_four(model: Path) -> ReplicaPlan:
+def plan_of_four(model: Path, dtype: Dtype = "auto") -> ReplicaPlan:
     """Two groups of two ranks, on four CPU cores or fewer."""
     parallel = ParallelConfig(4, ulysses_degree=2, cfg_parallel_size=2)
-    args = EngineArgs(model=str(model), device="cpu", max_num_seqs=2, parallel_config=parallel)
+    args = EngineArgs(
+        str(model), device="cpu", dtype=dtype, max_num_seqs=2, parallel_config=parallel
+    )
     stage = StageConfig(0, RuntimeConfig((0, 1, 2, 3)), args)
     return ReplicaPlan("replica0", 0, stage, (0, 1, 2, 3))
 
@@ -127,7 +131,7 @@ def test_requests_that_share_a_step_are_dealt_over_the_groups(
     ("value", "error", "kind"),
     [
         (1e3, ValueError("poisoned"), RuntimeError),
-        (1e4, torch.OutOfMemoryError("poisoned"), torch.OutOfMemoryError),
+        (1e4, torch.OutOfMemoryError("poisoned"), MemoryError),
     ],
 )
 def test_a_call_that_fails_in_the_second_group_fails_and_the_next_call_is_right(
@@ -170,14 +174,45 @@ def test_a_rank_of_the_second_group_that_fails_alone_ends_the_replica(
     assert ranks() == []
 
 
-def test_the_end_of_a_rank_of_the_second_group_is_told_and_no_rank_is_left(folder: Path):
-    engine = Engine.load(plan_of_four(folder))
+@pytest.fixture(scope="module")
+def in_half(folder: Path) -> Iterator[Engine]:
+    """An engine of the same four ranks whose weights are half as wide."""
+    engine = Engine.load(plan_of_four(folder, "float16"))
+    yield engine
+    engine.close()
+    assert ranks() == []
+
+
+def test_a_request_is_made_in_float32_by_all_ranks(
+    in_half: Engine, folder: Path, parameters: MakeParameters
+):
+    asked = parameters(width=32, height=32, num_inference_steps=3, num_outputs_per_prompt=2)
+    adapter = adapter_weights("flux")
+    whole = load_pipeline(plan(folder, dtype="float16"))
+    for pipe in (in_half._pipe, whole):
+        pipe.load_lora_weights(adapter, adapter_name="strong")
+    whole.to(torch.float32)
+    expected = Engine(whole, inspect_abilities(whole, {})).generate(asked, Recorder())
+    before = in_half.generate(asked, Recorder())
+
+    def spoil(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output if output.dtype is torch.float32 else output * float("nan")
+
+    handle = in_half._pipe.transformer.proj_out.register_forward_hook(spoil)
+    made = in_half.generate(asked, Recorder())
+    handle.remove()
+    assert [warning for warning in made.warnings if "made in float32" in warning]
+    assert difference(made, expected) <= 1
+    assert difference(in_half.generate(asked, Recorder()), before) == 0
+
+
+def test_the_end_of_a_rank_of_the_second_group_is_told_and_no_rank_is_left(in_half: Engine):
     told: list[str] = []
-    engine.watch_devices(told.append)
+    in_half.watch_devices(told.append)
     max(ranks(), key=lambda each: (each.create_time(), each.pid)).kill()
     wait_until(lambda: told, TIMEOUT_S, "the end of the rank")
     assert re.fullmatch("rank [23] of 4 was ended by signal 9", told[0])
     with pytest.raises(DeviceLost, match=told[0]):
-        latents(engine._pipe)
-    engine.close()
+        latents(in_half._pipe)
+    in_half.close()
     assert ranks() == []
