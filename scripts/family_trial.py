@@ -101,10 +101,10 @@ def together(engine: Engine, asked: list[Parameters]) -> list[Generation]:
     rendezvous = engine.rendezvous
 
     def be_patient() -> None:
-        rendezvous.max_wait_s, rendezvous.wait_share = _TIMEOUT_S, 1e12
+        rendezvous.line.max_wait_s, rendezvous.line.wait_share = _TIMEOUT_S, 1e12
 
     # Until all have made a step nobody waits: not all are in their loops yet.
-    rendezvous.max_wait_s = 0.0
+    rendezvous.line.max_wait_s = 0.0
     start = threading.Barrier(len(asked), action=be_patient)
 
     def run(each: Parameters) -> Generation:

@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from workers.batch_lesson import BatchLesson
+from workers.call_line import CallLine
 from workers.denoiser_call import Call, Forward
+from workers.lessons import Lessons
 from workers.member import Bell, Member
 from workers.shared_forward import run_group
 
-_LESSONS_KEPT = 1000
 # What the denoisers are set to after a switch that failed; equal to no key.
 _UNKNOWN = object()
 
@@ -30,26 +31,21 @@ class Rendezvous:
     """Stands before the denoisers of one pipeline.
 
     Attributes:
-        max_wait_s: Longest that the first in line waits for others while the device is free.
-        wait_share: The same, in parts of what its forward takes.
+        line: The calls that wait, and how long they do.
         switch: Sets the denoisers to a key; called before forwards of another key than the last,
             while no other forward runs. What it raises is raised in the calls of that key.
     """
 
     def __init__(self, denoisers: Iterable[Any]) -> None:
         """Replace `forward` of the modules; of a thread that is no member calls pass through."""
-        self.max_wait_s = 0.005
-        self.wait_share = 0.25
+        self.line = CallLine()
         self.switch: Callable[[Hashable], None] = lambda _: None
         self._served: Counter[int] = Counter()
         self._lock = threading.Lock()
-        self._waiting: list[Call] = []
-        self._members: set[Member] = set()
         self._key: Hashable = None
         self._busy = False
         self._holders: deque[Bell] = deque()
-        self._free_since = 0.0
-        self._lessons: dict[Any, BatchLesson] = {}
+        self._lessons = Lessons()
         self._local = threading.local()
         for module in denoisers:
             module.forward = self._replacement(module)
@@ -94,17 +90,17 @@ class Rendezvous:
     @property
     def waiting(self) -> int:
         """Calls that wait for the others or for the device now."""
-        return len(self._waiting)
+        return len(self.line)
 
     def _forget(self, member: Member) -> None:
         with self._lock:
-            self._members.discard(member)
+            self.line.forget(member)
             self._ring_first()
 
     def _ring_first(self) -> None:
         """Have the first in line look whether its time has come."""
-        if self._waiting and not self._busy:
-            self._waiting[0].member.bell.ring()
+        if self.line.first is not None and not self._busy:
+            self.line.first.member.bell.ring()
 
     def _replacement(self, module: Any) -> Forward:
         forward: Forward = module.forward
@@ -121,7 +117,7 @@ class Rendezvous:
                 call.describe(names)
             parts = []
             with self._lock:
-                call.lesson = self._lesson(call)
+                call.lesson = self._lessons.of(call)
             if not member.alone:
                 parts = call.parts()
             self._wait_for([part for part, _ in parts] or [call], member)
@@ -133,13 +129,10 @@ class Rendezvous:
 
     def _wait_for(self, calls: list[Call], member: Member) -> None:
         with self._lock:
-            member.kind = calls[0].lesson if calls[0].layout is not None else None
-            if member.kind is not None:
-                self._members.add(member)
-            self._waiting += calls
+            self.line.join(calls, member)
             try:
                 while not all(call.done for call in calls):
-                    group, patience = self._next_group()
+                    group, patience = ([], 0.0) if self._busy else self.line.next_group()
                     if group and patience <= 0:
                         # Whoever sees that a group is complete runs it, so that nobody need wake
                         # for it.
@@ -150,10 +143,7 @@ class Rendezvous:
                 for call in calls:
                     member.count(call.shared)
             finally:
-                left = [call for call in calls if call in self._waiting]
-                for call in left:  # this thread was told to end while it waited
-                    self._waiting.remove(call)
-                if left:
+                if self.line.remove(calls):  # this thread was told to end while it waited
                     self._ring_first()
 
     def _sleep(self, member: Member, timeout_s: float | None) -> None:
@@ -163,37 +153,9 @@ class Rendezvous:
         finally:
             self._lock.acquire()
 
-    def _next_group(self) -> tuple[list[Call], float]:
-        """The calls to run next and the seconds to wait before; none while a forward runs."""
-        if self._busy or not self._waiting:
-            return [], 0.0
-        head = self._waiting[0]
-        lesson = head.lesson
-        if head.layout is None or lesson is None:
-            return [head], 0.0
-        group, rows = [head], head.rows
-        alike = [call for call in self._waiting if call.lesson is lesson]
-        for call in alike[1:]:
-            if lesson.allows(rows + call.rows):
-                group.append(call)
-                rows += call.rows
-        awaited = sum(member.kind is lesson for member in self._members)
-        here = len({call.member for call in alike})
-        if awaited <= here or not lesson.allows(rows + head.rows):
-            return group, 0.0
-        step_s = lesson.step_s(head.rows)
-        limit = self.max_wait_s
-        if step_s is not None:
-            limit = min(limit, self.wait_share * step_s)
-        # From when the device was free: else whoever queued behind a long forward has waited
-        # enough already, and goes alone for ever.
-        since = max(head.arrived, self._free_since)
-        return group, max(since + limit - time.monotonic(), 0.0)
-
     def _run(self, group: list[Call]) -> None:
         """Run a group, with the lock open meanwhile."""
-        for call in group:
-            self._waiting.remove(call)
+        self.line.remove(group)
         self._busy = True
         self._lock.release()
         try:
@@ -209,7 +171,7 @@ class Rendezvous:
 
     def _pass_on(self) -> None:
         """Let the next use the denoisers: whoever waits to hold them, else the first in line."""
-        self._free_since = time.monotonic()
+        self.line.free_since = time.monotonic()
         if self._holders:
             self._holders.popleft().ring()
         else:
@@ -230,13 +192,3 @@ class Rendezvous:
                 call.error = error
             return False
         return True
-
-    def _lesson(self, call: Call) -> BatchLesson | None:
-        if call.layout is None:
-            return None
-        if len(self._lessons) > _LESSONS_KEPT:
-            self._lessons.clear()
-        lesson = self._lessons.setdefault(call.kind, BatchLesson())
-        if lesson.pads is False:  # then each length is a kind of its own
-            return self._lessons.setdefault((call.kind, call.layout.lengths), BatchLesson())
-        return lesson

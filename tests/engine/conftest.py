@@ -43,8 +43,8 @@ def count_decodes(pipe: Any) -> list[Any]:
 
 def patient(rendezvous: Rendezvous) -> Rendezvous:
     """Whoever can meet does, however slow the machine is."""
-    rendezvous.max_wait_s = TIMEOUT_S
-    rendezvous.wait_share = 1e12
+    rendezvous.line.max_wait_s = TIMEOUT_S
+    rendezvous.line.wait_share = 1e12
     return rendezvous
 
 

@@ -149,7 +149,7 @@ def test_prompts_of_different_lengths_start_together_where_their_model_pads_them
 
 def test_a_longer_prompt_that_comes_later_meets_a_company_of_shorter_ones(tmp_path: Path):
     company = Company(load_pipeline(plan(save_family("qwen_image", tmp_path))), width=48, height=32)
-    company.engine.rendezvous.max_wait_s = 0.0  # the later one steps while the others are held
+    company.engine.rendezvous.line.max_wait_s = 0.0  # the later one steps while the others are held
     asked = [
         small_request(
             company.engine.abilities,

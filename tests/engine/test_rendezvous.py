@@ -95,7 +95,7 @@ def test_nobody_waits_for_one_whose_calls_are_of_another_kind(requests: Requests
 
 def test_waiting_is_bounded(requests: Requests):
     gate = Gate()
-    requests.rendezvous.max_wait_s = 0.05
+    requests.rendezvous.line.max_wait_s = 0.05
     late = requests.start(calls=2, between=gate.at(1))
     assert gate.reached.wait(TIMEOUT_S)
     assert requests.start(calls=2).result(TIMEOUT_S).tolist() == [[3.0] * 3]
@@ -112,7 +112,7 @@ def test_those_that_meet_share_a_forward(proven: Requests):
 
 def test_the_wait_counts_from_when_the_device_was_free(proven: Requests):
     """Else whoever queued behind a long forward is sent alone, for ever out of phase."""
-    proven.rendezvous.max_wait_s = 0.4
+    proven.rendezvous.line.max_wait_s = 0.4
     gate = Gate()
     proven.denoiser.before = gate
     first = proven.start(calls=2)
