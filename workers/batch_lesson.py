@@ -43,15 +43,16 @@ class BatchLesson:
             return False
         return self._fitting is None or rows <= self._fitting
 
-    def most(self, rows: int, requests: int) -> int:
-        """Return how many of these requests with so many rows each may go together; at least 1.
+    def most(self, rows: Sequence[int]) -> int:
+        """Return how many of the requests with so many rows may go together; at least 1.
 
-        Before anything is proven it is one, so that the first forward of several is one that the
-        rendezvous merges and proves.
+        They are taken from the first on. Before anything is proven it is one, so that the first
+        forward of several is one that the rendezvous merges and proves.
         """
         if self.proven is None:
             return 1
-        fitting = (count for count in range(requests, 1, -1) if self.allows(count * rows))
+        counts = range(len(rows), 1, -1)
+        fitting = (count for count in counts if self.allows(sum(rows[:count])))
         return next(fitting, 1)
 
     def step_s(self, rows: int) -> float | None:

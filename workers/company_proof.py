@@ -1,7 +1,7 @@
 """Whether a model may be called for several requests at once: tried before it serves any.
 
-Texts of different lengths, and one request that leaves on the way, must change nothing for the
-others. Knows no pipelines.
+Texts of different lengths, other images, and one request that leaves on the way, must change
+nothing for the others. Knows no pipelines.
 """
 
 import logging
@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from routing.parameters import Parameters
+from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Parameters
 from workers.generation import Generation
 from workers.inputs import Inputs
 from workers.observer import Interrupted, SilentObserver
@@ -33,29 +34,52 @@ class _Leaver(SilentObserver):
 def is_right_in_company(
     parameters: Parameters,
     dtype: str,
-    alone: Callable[[Parameters], Generation],
+    alone: Callable[[Parameters, Inputs], Generation],
     together: Callable[[Sequence[Seat]], Sequence[Generation]],
 ) -> bool:
-    """Make outputs like `parameters` both ways; whatever goes wrong together means no."""
+    """Make outputs like `parameters` both ways; whatever goes wrong together means no.
+
+    An output is one row of the call whosever it is, so requests of one output speak for those of
+    several.
+    """
     asked = [
-        parameters.with_changes({"prompt": prompt, "seed": seed})
+        (parameters.with_changes({"prompt": prompt, "seed": seed}), _inputs(parameters, seed))
         for seed, prompt in enumerate(_PROMPTS)
     ]
-    expected = [alone(each) for each in asked[:2]]
-    seats = [Seat(each, SilentObserver(), Inputs()) for each in asked[:2]]
-    seats.append(Seat(asked[2], _Leaver(), Inputs()))
+    expected = [alone(*each) for each in asked[:2]]
+    watchers = (SilentObserver(), SilentObserver(), _Leaver())
+    seats = [
+        Seat(each, watcher, inputs) for (each, inputs), watcher in zip(asked, watchers, strict=True)
+    ]
     try:
         made = together(seats)
         worst = max(map(_difference, made, expected))
     except Exception as error:  # noqa: BLE001 - alone the model serves all the same
-        _logger.warning("requests do not start together, for that failed: %s", error)
+        _logger.warning(
+            "%s: requests do not start together, for that failed: %s", parameters.task, error
+        )
         return False
     if worst > _ROUNDING.get(dtype, _COARSE):
         _logger.warning(
-            "requests do not start together, for that changes pixels by %d of 255", worst
+            "%s: requests do not start together, for that changes pixels by %d of 255",
+            parameters.task,
+            worst,
         )
         return False
     return True
+
+
+def _inputs(parameters: Parameters, seed: int) -> Inputs:
+    """An image, and a mask, in large squares, that no other seed has."""
+    if parameters.task not in FROM_IMAGE_TASKS:
+        return Inputs()
+    numbers = np.random.default_rng(seed)
+    size = (parameters.width, parameters.height)
+    colours = Image.fromarray(numbers.integers(0, 256, (4, 4, 3), np.uint8))
+    painted = Image.fromarray(numbers.permutation([0, 255] * 8).astype(np.uint8).reshape(4, 4))
+    squares = Image.Resampling.NEAREST
+    mask = painted.resize(size, squares) if parameters.task == INPAINT else None
+    return Inputs((colours.resize(size, squares),), mask)
 
 
 def _difference(one: Generation, other: Generation) -> int:

@@ -25,7 +25,8 @@ class Call:
 
     Attributes:
         member: Whose it is.
-        requests: How many requests have rows in it.
+        owners: The requests that have rows in it, by their numbers among those of the member.
+        outputs: For each of them, how many outputs it has.
         layout: None where it must run alone.
         lesson: What was learnt about its kind; calls of one lesson may share a forward.
         arrived: When it came, on the rendezvous' clock.
@@ -45,7 +46,8 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.member = member
-        self.requests = len(member.present)
+        self.owners: Sequence[int] = range(len(member.outputs))
+        self.outputs: Sequence[int] = member.outputs
         self.arguments: Mapping[str, Any] = {}
         self.layout: Layout | None = None
         self.lesson: BatchLesson | None = None
@@ -63,6 +65,11 @@ class Call:
         return self.forward, self.member.key, self.layout.signature
 
     @property
+    def requests(self) -> int:
+        """How many requests have rows in it."""
+        return len(self.owners)
+
+    @property
     def rows(self) -> int:
         """Samples in the call; 0 where it could not be told."""
         return 0 if self.layout is None else self.layout.rows
@@ -70,9 +77,8 @@ class Call:
     @property
     def row_counts(self) -> list[int]:
         """Samples of each request; of all together where they are not alike."""
-        if self.rows % self.requests:
-            return [self.rows]
-        return [self.rows // self.requests] * self.requests
+        repeats, odd = divmod(self.rows, sum(self.outputs))
+        return [self.rows] if odd else [repeats * outputs for outputs in self.outputs]
 
     def describe(self, names: Sequence[str]) -> None:
         """Find out its layout; `names` are those of the forward's arguments, in their order."""
@@ -90,29 +96,36 @@ class Call:
         Without a size, into as large ones as are allowed. Rows of requests that left are in none.
         Empty where it is to run as it is.
         """
-        present = self.member.present
-        if len(present) == 1 or self.lesson is None or self.rows % len(present):
+        if self.requests == 1 or self.lesson is None or self.rows % sum(self.outputs):
             return []
-        each = self.rows // len(present)
-        # Guidance and the like repeat all samples, in their order.
-        rows = [
-            list(range(request, self.rows, len(present)))
-            for request, here in enumerate(present)
-            if here
-        ]
-        size = size or self.lesson.most(each, len(rows))
-        if size == len(present) or not rows:
+        counts, present = self.row_counts, self.member.present
+        here = [index for index, owner in enumerate(self.owners) if present[owner]]
+        cut = []
+        while here:
+            most = size or self.lesson.most([counts[index] for index in here])
+            cut.append(here[:most])
+            here = here[most:]
+        if not cut or len(cut[0]) == self.requests:
             return []
-        return [self._part(rows[first : first + size]) for first in range(0, len(rows), size)]
+        return [self._part(each) for each in cut]
 
-    def _part(self, rows: list[list[int]]) -> "tuple[Call, list[int]]":
+    def _part(self, indices: Sequence[int]) -> "tuple[Call, list[int]]":
         assert self.layout is not None
-        places = sorted(itertools.chain.from_iterable(rows))
+        ends = list(itertools.accumulate(self.outputs))
+        # Guidance and the like repeat all samples, in their order.
+        places = sorted(
+            place
+            for index in indices
+            for first in range(ends[index] - self.outputs[index], ends[index])
+            for place in range(first, self.rows, ends[-1])
+        )
         arguments = choose_rows(self.arguments, places, self.rows)
         part = Call(self.forward, (), arguments, self.member, self.arrived)
         part.arguments, part.lesson = arguments, self.lesson
         part.layout = replace(self.layout, rows=len(places))
-        part.requests = part.shared = len(rows)
+        part.owners = [self.owners[index] for index in indices]
+        part.outputs = [self.outputs[index] for index in indices]
+        part.shared = part.requests
         return part, places
 
     def gather(self, parts: "Sequence[tuple[Call, list[int]]]") -> None:

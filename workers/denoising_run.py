@@ -8,6 +8,7 @@ It knows nothing of families, parameters and outputs.
 
 import functools
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from workers.decoder import Decoder
 from workers.finite import refuse_non_finite
 from workers.member import Member
 from workers.observer import Interrupted
+from workers.output_rows import OutputRows
 from workers.preview import Preview
 from workers.seat import Seat
 from workers.turns import Turns
@@ -34,7 +36,8 @@ class DenoisingRun:
     Attributes:
         steps: Denoising steps of this run, in calls of the scheduler.
         step: Those done.
-        kept: The requests that the output has samples of, in their order.
+        kept: The requests that stayed to the end, in their order.
+        output_rows: Which rows of the output are whose.
         keeps_turn: Whether no other run may come between its first and its last forward.
     """
 
@@ -51,9 +54,11 @@ class DenoisingRun:
         self.steps = seats[0].parameters.num_inference_steps
         self.step = 0
         self.kept = list(seats)
+        self.output_rows = OutputRows(seats)
         self.keeps_turn = False
         self._pipe = pipe
         self._seats = seats
+        self._rows = OutputRows(seats)
         self._turns = turns
         self._member = member
         self._decoder = decoder
@@ -145,17 +150,17 @@ class DenoisingRun:
             self._holds_turn = True
         if len(self._seats) > 1:
             self.tell()
-        self._decoder.prepare(self._seats)
-        return self._without_absent(result)
+        self.kept = list(itertools.compress(self._seats, self._member.present))
+        self._decoder.prepare(self.output_rows, self.kept)
+        return result
 
     def latents_of(self, seat: Seat) -> torch.Tensor | None:
         """Return the samples of one request after the last step; None where they are not told."""
         if len(self._seats) == 1 or self._latents is None:
             return self._latents
-        if len(self._latents) != len(self._seats):
+        if len(self._latents) != self._rows.total:
             return None
-        index = self._seats.index(seat)
-        return self._latents[index : index + 1]
+        return self._latents[self._rows.of(seat)]
 
     def _picture_of(self, seat: Seat) -> Image.Image | None:
         latents = self.latents_of(seat)
@@ -180,25 +185,14 @@ class DenoisingRun:
             raise Interrupted("nobody is left")
 
     def _refuse_non_finite(self, sample: torch.Tensor) -> None:
-        if len(self._seats) == 1 or len(sample) != len(self._seats):
+        if len(self._seats) == 1 or len(sample) != self._rows.total:
             refuse_non_finite(sample, "the denoiser")
             return
-        for seat, row in zip(self._seats, sample, strict=True):
+        for seat in self._seats:
             try:
-                refuse_non_finite(row, "the denoiser")
+                refuse_non_finite(sample[self._rows.of(seat)], "the denoiser")
             except NonFiniteOutput as error:
                 seat.end(error=error)
-
-    def _without_absent(self, result: Any) -> Any:
-        """Leave out the samples of requests that have ended, so that they are not decoded."""
-        kept = [index for index, here in enumerate(self._member.present) if here]
-        sample = result[0]
-        if len(kept) == len(self._seats) or sample.shape[0] != len(self._seats):
-            return result
-        if type(result) is not tuple:
-            return result
-        self.kept = [self._seats[index] for index in kept]
-        return (sample[torch.tensor(kept, device=sample.device)], *result[1:])
 
     def _pass_turn(self) -> None:
         if self._holds_turn:

@@ -120,13 +120,11 @@ class Engine:
         for shape in dict.fromkeys((usual, *self._warmup_shapes)):
             self._warm_up(shape)
         self.abilities = replace(self.abilities, preview=self._runs.preview.ready)
-        if self._max_num_seqs > 1 and self.abilities.tasks[0] not in FROM_IMAGE_TASKS:
-            self._runs.turns.together = is_right_in_company(
-                self._warm_up_parameters(usual),
-                str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
-                lambda asked: self.generate(asked, SilentObserver()),
-                self._runs.serve_at_once,
-            )
+        # A cache keeps requests apart anyway.
+        if self._max_num_seqs > 1 and not self._runs.step_cache.on:
+            self._runs.in_company = [
+                task for task in self.abilities.tasks if self._is_right_in_company(task, usual)
+            ]
 
     @property
     def rendezvous(self) -> Rendezvous:
@@ -144,6 +142,19 @@ class Engine:
         Those that come at once start together, and a lone request needs to wait for nobody.
         """
         return self._runs.turns.coming()
+
+    def _is_right_in_company(self, task: str, shape: WarmupShape) -> bool:
+        changes: dict[str, Any] = {"task": task}
+        if task in FROM_IMAGE_TASKS and self.abilities.strength:
+            # Two steps from half way, where the image still shows.
+            changes |= {"strength": 0.5, "num_inference_steps": 4}
+        parameters = self._warm_up_parameters(shape).with_changes(changes)
+        return is_right_in_company(
+            parameters,
+            str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
+            lambda asked, inputs: self.generate(asked, SilentObserver(), inputs),
+            self._runs.serve_at_once,
+        )
 
     def _warm_up(self, shape: WarmupShape) -> None:
         abilities = self.abilities

@@ -64,19 +64,17 @@ class Generation:
     videos: tuple[Video, ...] = ()
 
 
-def output_of(output: Any, index: int, requests: int) -> Any:
-    """Return what belongs to one of the requests that a pipeline's output is for, one sample each.
+def output_of(output: Any, rows: slice, total: int) -> Any:
+    """Return some rows of a pipeline's output, which has so many in all.
 
     Raises:
-        ValueError: It has not as many samples as there are requests.
+        ValueError: It has not so many.
     """
-    if requests == 1:
-        return output
     own = copy.copy(output)
     for name, made in output.items():
-        if made is not None and len(made) != requests:
-            raise ValueError(f"{len(made)} {name} were made for {requests} requests")
-        own[name] = None if made is None else made[index : index + 1]
+        if made is not None and len(made) != total:
+            raise ValueError(f"{len(made)} {name} were made for {total} outputs")
+        own[name] = None if made is None else made[rows]
     return own
 
 

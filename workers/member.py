@@ -4,7 +4,7 @@ A pipeline works for one request, or for several that started together. Knows no
 """
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from workers.layout_memory import LayoutMemory
@@ -32,12 +32,13 @@ class Member:
     """It is waited for only between its first call and :meth:`leave`.
 
     Attributes:
+        outputs: For each request that the pipeline was called for, how many outputs it has; their
+            samples lie in that order. Of a lone request they count as one, for it is never cut.
         alone: Whether its calls are never merged.
         key: What the denoiser must be set to for its calls, such as its LoRA adapters; calls of
             different keys are never merged.
         present: For each request that the pipeline was called for, whether it still wants its
-            sample. Rows of the others are left out of the forwards, where that can be. Where there
-            is more than one request, each makes one sample.
+            samples. Rows of the others are left out of the forwards, where that can be.
         kind: That of its last call, for identity only; None while nobody need wait for it.
         bell: Wakes its thread.
         layouts: Remembers the layout of its calls.
@@ -49,12 +50,13 @@ class Member:
         *,
         alone: bool,
         key: Hashable,
-        requests: int,
+        outputs: Sequence[int],
     ) -> None:
         """Made by :meth:`Rendezvous.member`."""
         self.alone = alone
         self.key = key
-        self.present = [True] * requests
+        self.outputs = tuple(outputs) if len(outputs) > 1 else (1,)
+        self.present = [True] * len(outputs)
         self.kind: Any = None
         self.bell = Bell()
         self.layouts = LayoutMemory()

@@ -5,7 +5,7 @@ Knows names of diffusers' arguments, and no family.
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ _COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
 # Pixels; editing pipelines round sizes down, and a smaller image would vanish.
 _SMALLEST_EDITED = 128
 # Encodes it without noise, once for each seed.
-_ONE_IMAGE_FOR_ALL = "Wan"
+ONE_IMAGE_FOR_ALL = "Wan"
 
 
 def arguments_of(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
@@ -71,18 +71,6 @@ def call_arguments(
     return arguments | _count_arguments(parameters, taken)
 
 
-def joint_arguments(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the arguments of one call that does what `calls` do, for requests of one company."""
-    joint = dict(calls[0])
-    if len(calls) == 1:
-        return joint
-    for name in ("prompt", "negative_prompt"):
-        if name in joint:
-            joint[name] = [call[name] for call in calls]
-    joint["generator"] = [each for call in calls for each in call["generator"]]
-    return joint
-
-
 def left_out(parameters: Parameters, pipeline_class: Any) -> list[str]:
     """Return the parameters that are set and that the pipeline does not take."""
     taken = arguments_of(pipeline_class)
@@ -105,7 +93,7 @@ def _input_arguments(parameters: Parameters, pipeline_class: Any, inputs: Inputs
     else:
         # Those that start from the pixels would stretch them, or make another size than asked.
         inputs = inputs.fitted(parameters.width, parameters.height)
-        if not pipeline_class.__name__.startswith(_ONE_IMAGE_FOR_ALL):
+        if not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL):
             # One image for all outputs would be encoded with the generator of the first, which
             # then gives the outputs other noise than each has alone.
             copies = parameters.num_outputs_per_prompt

@@ -4,15 +4,16 @@ Copies share the weights and have a noise scheduler of their own. Knows no reque
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import diffusers
 
 from configs.errors import GenerationFailed
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from workers.company import company_arguments, company_of
 from workers.inputs import Inputs
-from workers.pipeline_arguments import arguments_of, call_arguments, joint_arguments, left_out
+from workers.pipeline_arguments import arguments_of, left_out
 from workers.pipeline_tasks import task_pipelines
 from workers.prompt_limit import cut_warnings, prompt_limits
 from workers.seat import Seat
@@ -46,12 +47,13 @@ class PipelineCopies:
         pipe.__class__ = self._kinds[task]
         return pipe
 
+    def company(self, seat: Seat) -> Hashable:
+        """Return what it has in common with those it may start with; None where it is alone."""
+        return company_of(seat.parameters, seat.inputs, type(self._pipes[seat.parameters.task]))
+
     def arguments(self, seats: Sequence[Seat]) -> dict[str, Any]:
         """Return the arguments of one call for requests of one company."""
-        kind = type(self._pipes[seats[0].parameters.task])
-        return joint_arguments(
-            [call_arguments(seat.parameters, kind, seat.inputs) for seat in seats]
-        )
+        return company_arguments(seats, type(self._pipes[seats[0].parameters.task]))
 
     def prompt_warnings(self, parameters: Parameters) -> list[str]:
         """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""

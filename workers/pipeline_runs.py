@@ -1,13 +1,13 @@
 """Runs of one pipeline: each on a copy of it, for one request or for a company of them.
 
-Requests that wait for their turn to begin and ask for the same but for prompt and seed start as one
+Requests that wait for their turn to begin and are of one company (``workers.company``) start as one
 pipeline call. Each is told of its steps, may leave and may fail by itself; where a company fails as
 a whole, each of its requests runs by itself. Knows no dtypes, no devices and no Redis.
 """
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class PipelineRuns:
     """Runs requests, from any number of threads.
 
     Attributes:
+        in_company: Tasks whose requests may start together.
         rendezvous: Where their loops meet.
         turns: For what they share outside their loops.
         preview: Learns from their outputs how latents look.
@@ -58,6 +59,7 @@ class PipelineRuns:
             settings.prompt_embed_cache_bytes if settings.enable_prompt_embed_cache else 0
         )
         self.step_cache = StepCache(pipe, settings)
+        self.in_company: Collection[str] = ()
         self.turns = Turns()
         self.preview = Preview(abilities.size_multiple)
         self._decoder = Decoder(getattr(pipe, "vae", None))
@@ -84,6 +86,8 @@ class PipelineRuns:
         """Run a request to its end, with those that wait as it does; raises what ends it."""
         if has_stateful_hooks(self._parts):
             return self._serve_exclusively(seat)
+        if seat.parameters.task in self.in_company:
+            seat.company = self._copies.company(seat)
         while True:
             pipe = self._copy_for(seat)
             company = self.turns.begin(seat)
@@ -107,7 +111,6 @@ class PipelineRuns:
 
     def _serve_exclusively(self, seat: Seat) -> Generation:
         """Run a request while no other does, for the denoiser keeps state between its calls."""
-        seat.company = None
         pipe = self._copy_for(seat)
         self.turns.begin(seat)
         return self._run(pipe, [seat], exclusive=True)[0]
@@ -139,7 +142,9 @@ class PipelineRuns:
         """Run a pipeline copy for those whose turn it is; each that stays gets its end."""
         asked = seats[0].parameters
         with self.rendezvous.member(
-            alone=exclusive or asked.deterministic, key=asked.lora or None, requests=len(seats)
+            alone=exclusive or asked.deterministic,
+            key=asked.lora or None,
+            outputs=[seat.outputs for seat in seats],
         ) as member:
             run = DenoisingRun(pipe, seats, self.turns, member, self._decoder, self.preview)
             run.keeps_turn = exclusive
@@ -152,9 +157,12 @@ class PipelineRuns:
                     output = self._call(pipe, seats, exclusive=exclusive)
             finally:
                 del self._current.run
+        if len(seats) == 1:
+            return [self._generation(seats[0], output, run, member)]
+        rows = run.output_rows
         return [
-            self._generation(seat, output_of(output, index, len(run.kept)), run, member)
-            for index, seat in enumerate(run.kept)
+            self._generation(seat, output_of(output, rows.of(seat), rows.total), run, member)
+            for seat in run.kept
         ]
 
     def _call(self, pipe: Any, seats: Sequence[Seat], *, exclusive: bool) -> Any:

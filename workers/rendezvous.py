@@ -12,7 +12,7 @@ import inspect
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,10 +52,13 @@ class Rendezvous:
 
     @contextmanager
     def member(
-        self, *, alone: bool = False, key: Hashable = None, requests: int = 1
+        self, *, alone: bool = False, key: Hashable = None, outputs: Sequence[int] = (1,)
     ) -> Iterator[Member]:
-        """Make the calls of this thread those of so many requests; see :class:`Member`."""
-        member = Member(self._forget, alone=alone, key=key, requests=requests)
+        """Make the calls of this thread those of requests, each with so many outputs.
+
+        See :class:`Member`.
+        """
+        member = Member(self._forget, alone=alone, key=key, outputs=outputs)
         self._local.member = member
         try:
             yield member

@@ -20,6 +20,7 @@ class Seat:
 
     Attributes:
         company: Requests of equal ones may start as one pipeline call; None starts by itself.
+        outputs: How many it makes.
         by_itself: Whether it is over for those it started with, and begins anew without them.
         steer_from: Step before which changes of its guidance do not count, for it has run so far
             without them.
@@ -31,7 +32,8 @@ class Seat:
         """Take the request as it came."""
         self.parameters = parameters
         self.inputs = inputs
-        self.company = _company(parameters, inputs)
+        self.company: Hashable = None
+        self.outputs = parameters.num_outputs_per_prompt
         self.by_itself = False
         self.steer_from = 0
         self.warnings: list[str] = []
@@ -83,7 +85,7 @@ class Seat:
     def anew(self) -> "Seat":
         """Return a seat for the same request that starts by itself and goes on telling."""
         seat = Seat(self.parameters, self._observer, self.inputs)
-        seat.company, seat.steer_from = None, self.steer_from
+        seat.steer_from = self.steer_from
         seat.arrived, seat._told = self.arrived, self._told
         return seat
 
@@ -103,14 +105,3 @@ class Seat:
             raise error
         finally:
             del error  # which its traceback would keep, with the tensors of the run
-
-
-def _company(parameters: Parameters, inputs: Inputs) -> Hashable:
-    """Everything but what a pipeline takes one of for each request."""
-    if parameters.deterministic or parameters.num_outputs_per_prompt > 1 or inputs != Inputs():
-        return None
-    negative = None if parameters.negative_prompt is None else ""
-    own = {"prompt": "", "seed": 0, "negative_prompt": negative}
-    return parameters.with_changes(
-        {**own, "output_format": "png", "output_compression": None, "deterministic": False}
-    )

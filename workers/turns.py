@@ -26,13 +26,11 @@ class Turns:
     """Belongs to one engine; a turn belongs to a run, not to a thread.
 
     Attributes:
-        together: Whether requests may start together at all.
         patience_s: Longest that one whose turn it is waits for those that are about to come.
     """
 
     def __init__(self) -> None:
         """The turn is free."""
-        self.together = False
         self.patience_s = 0.005
         self._lock = threading.Lock()
         self._taken = False
@@ -70,7 +68,7 @@ class Turns:
             return ()
         company = [seat]
         with self._lock:
-            if self.together and seat.company is not None:
+            if seat.company is not None:
                 self._nobody_comes.wait_for(lambda: not self._coming, self.patience_s)
                 alike = [each for each in self._line if _fits(each, seat)]
                 for each in alike:

@@ -34,9 +34,9 @@ def test_a_batch_that_seems_slower_than_its_parts_is_weighed_and_shrinks(lesson:
     weigh(lesson, [2, 2, 2], 1.2)
     assert not lesson.allows(6)
     assert lesson.allows(4)
-    assert (lesson.most(2, 3), lesson.most(2, 2)) == (1, 1)
+    assert (lesson.most([2] * 3), lesson.most([2] * 2)) == (1, 1)
     lesson.proven = True
-    assert (lesson.most(2, 3), lesson.most(2, 2), lesson.most(6, 2)) == (2, 2, 1)
+    assert (lesson.most([2] * 3), lesson.most([2] * 2), lesson.most([6] * 2)) == (2, 2, 1)
 
 
 def test_a_batch_that_is_faster_than_its_parts_stays(lesson: BatchLesson):
