@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from routing.parameters import Parameters
+from routing.parameters import FROM_IMAGE_TASKS, Parameters
 from workers.inputs import Inputs
 from workers.pipeline_arguments import ONE_IMAGE_FOR_ALL, arguments_of, call_arguments, is_edit
 from workers.seat import Seat
@@ -30,12 +30,16 @@ _OWN = {
 }
 
 
+def takes_company(task: str, pipeline_class: Any) -> bool:
+    """Tell whether one call of the pipeline may get an image for each of several requests."""
+    return task not in FROM_IMAGE_TASKS or not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL)
+
+
 def company_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> Hashable:
     """Return what requests have in common that may start together; None where it starts alone."""
     images = len(inputs.images)
+    # A list of images is then those of one prompt.
     if parameters.deterministic or images > 1:
-        return None
-    if images and pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL):
         return None
     negative = None if parameters.negative_prompt is None else ""
     # Those that start from the pixels get every image in the size of the output.

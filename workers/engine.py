@@ -123,7 +123,9 @@ class Engine:
         # A cache keeps requests apart anyway.
         if self._max_num_seqs > 1 and not self._runs.step_cache.on:
             self._runs.in_company = [
-                task for task in self.abilities.tasks if self._is_right_in_company(task, usual)
+                task
+                for task in self._runs.tasks_for_company
+                if self._is_right_in_company(task, usual)
             ]
 
     @property

@@ -11,7 +11,7 @@ import diffusers
 
 from configs.errors import GenerationFailed
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
-from workers.company import company_arguments, company_of
+from workers.company import company_arguments, company_of, takes_company
 from workers.inputs import Inputs
 from workers.pipeline_arguments import arguments_of, left_out
 from workers.pipeline_tasks import task_pipelines
@@ -46,6 +46,11 @@ class PipelineCopies:
         pipe = self._copy_with_scheduler(self._pipes[task], parameters.scheduler)
         pipe.__class__ = self._kinds[task]
         return pipe
+
+    @property
+    def tasks_for_company(self) -> list[str]:
+        """Tasks whose pipelines may be called for several requests at once."""
+        return [task for task, pipe in self._pipes.items() if takes_company(task, type(pipe))]
 
     def company(self, seat: Seat) -> Hashable:
         """Return what it has in common with those it may start with; None where it is alone."""

@@ -82,6 +82,11 @@ class PipelineRuns:
         """Names of the adapters that requests may ask for."""
         return self.adapters.names
 
+    @property
+    def tasks_for_company(self) -> list[str]:
+        """Tasks whose requests might start together, were that proven right."""
+        return self._copies.tasks_for_company
+
     def serve(self, seat: Seat) -> Generation:
         """Run a request to its end, with those that wait as it does; raises what ends it."""
         if has_stateful_hooks(self._parts):

@@ -2,85 +2,26 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from configs.errors import GenerationFailed, NonFiniteOutput
-from configs.pipeline_settings import PipelineSettings
 from routing.parameters import TEXT_TO_IMAGE, Parameters
 from scripts.families import save_family
 from scripts.family_trial import small_request
+from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.conftest import MakeParameters, patient, plan
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.abilities import inspect_abilities
 from workers.batch_lesson import BatchLesson
-from workers.engine import Engine, Generation
 from workers.observer import Interrupted
 from workers.pipeline_loader import load_pipeline
 
-TIMEOUT_S = 60
 PROMPTS = ("a red circle on a blue background", "a star", "a green heart on a white ground", "x")
-
-
-class Company:
-    """An engine and threads whose requests all wait while the turn is held by another."""
-
-    def __init__(self, pipe: Any, **defaults: Any) -> None:
-        self.pipe = pipe
-        settings = PipelineSettings(enable_prompt_embed_cache=False)  # so that encodings count
-        self.engine = Engine(pipe, inspect_abilities(pipe, defaults), settings, max_num_seqs=8)
-        self.engine.warm_up()
-        self.pool = ThreadPoolExecutor(9)
-        self.encoded: list[int] = []
-        self.decoded: list[int] = []
-        encode, decode = pipe.text_encoder.forward, pipe.vae.decode
-
-        def encoding(input_ids: torch.Tensor, *args: Any, **options: Any):
-            self.encoded.append(len(input_ids))
-            return encode(input_ids, *args, **options)
-
-        def decoding(latents: torch.Tensor, *args: Any, **options: Any):
-            self.decoded.append(len(latents))
-            return decode(latents, *args, **options)
-
-        pipe.text_encoder.forward, pipe.vae.decode = encoding, decoding
-
-    def start(self, asked: list[Parameters], watchers: list[Any]) -> list[Future[Generation]]:
-        """Have all requests wait for the turn, in their order, and then let them go."""
-        gate = Gate()
-
-        class Holder(Recorder):
-            def on_step(self, step: int, steps: int) -> None:
-                gate()
-                raise Interrupted("it only held the turn")
-
-        holder = self.pool.submit(self.engine.generate, asked[0], Holder())
-        assert gate.reached.wait(TIMEOUT_S)
-        started = []
-        for number, (each, watcher) in enumerate(zip(asked, watchers, strict=True), start=1):
-            started.append(self.pool.submit(self.engine.generate, each, watcher))
-            wait_until(partial(self._wait_as, number), TIMEOUT_S, "the line")
-        gate.open()
-        with pytest.raises(Interrupted):
-            holder.result(TIMEOUT_S)
-        return started
-
-    def _wait_as(self, number: int) -> bool:
-        return self.engine.requests_waiting == number
-
-    def alone(self, asked: list[Parameters]) -> list[Generation]:
-        made = [self.engine.generate(each, Recorder()) for each in asked]
-        self.encoded.clear()
-        self.decoded.clear()
-        return made
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +41,6 @@ def company(shared: Company) -> Company:
 @pytest.fixture
 def asked(parameters: MakeParameters) -> list[Parameters]:
     return [parameters(prompt=prompt, seed=seed) for seed, prompt in enumerate(PROMPTS)]
-
-
-def difference(one: Generation, other: Generation):
-    pairs = zip(one.images, other.images, strict=True)
-    return max(np.abs(np.asarray(a).astype(int) - np.asarray(b)).max() for a, b in pairs)
 
 
 def test_those_that_wait_together_are_encoded_denoised_and_decoded_together(
@@ -196,7 +132,6 @@ def test_a_longer_prompt_that_comes_later_meets_a_company_of_shorter_ones(tmp_pa
         {"negative_prompt": "blue"},
         {"width": 48},
         {"deterministic": True},
-        {"num_outputs_per_prompt": 2},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -242,15 +177,8 @@ def test_one_that_is_canceled_leaves_at_the_next_step_and_is_not_decoded(
     monkeypatch.setattr(BatchLesson, "doubts", lambda *_: False)  # which would count rows again
     gate = Gate()
 
-    class Last(Recorder):
-        """Holds the last step until the canceled one is seen to be over."""
-
-        def on_step(self, step: int, steps: int) -> None:
-            super().on_step(step, steps)
-            if step == steps:
-                gate()
-
-    watchers: list[Any] = [Recorder(), Recorder(), Recorder(), Last()]
+    # Held until the canceled one is seen to be over.
+    watchers: list[Any] = [Recorder(), Recorder(), Recorder(), Last(gate)]
     watchers[who] = Canceler(step)
     made = company.start(asked, watchers)
     with pytest.raises(Interrupted):
@@ -271,19 +199,6 @@ def test_when_all_are_canceled_nothing_goes_on(company: Company, asked: list[Par
             each.result(TIMEOUT_S)
     assert company.decoded == []
     assert company.engine.generate(asked[0], Recorder()).steps == 6
-
-
-class Canceler(Recorder):
-    """Stops once so many steps are done."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self._at = at
-
-    def on_step(self, step: int, steps: int) -> None:
-        super().on_step(step, steps)
-        if step == self._at:
-            raise Interrupted("canceled")
 
 
 class Steerer(Recorder):

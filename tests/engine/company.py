@@ -1,0 +1,121 @@
+"""Requests of one engine that wait together, so that they can start as one pipeline call."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from configs.pipeline_settings import PipelineSettings
+from routing.parameters import Parameters
+from scripts.family_trial import pixels
+from tests.engine.recorder import Recorder
+from tests.engine.toy_denoiser import Gate
+from tests.waiting import wait_until
+from workers.abilities import inspect_abilities
+from workers.engine import Engine, Generation
+from workers.inputs import Inputs
+from workers.observer import Interrupted
+
+TIMEOUT_S = 60
+
+
+class Company:
+    """An engine and threads whose requests all wait while the turn is held by another."""
+
+    def __init__(self, pipe: Any, **defaults: Any) -> None:
+        self.pipe = pipe
+        settings = PipelineSettings(enable_prompt_embed_cache=False)  # so that encodings count
+        self.engine = Engine(pipe, inspect_abilities(pipe, defaults), settings, max_num_seqs=8)
+        self.engine.warm_up()
+        self.pool = ThreadPoolExecutor(9)
+        self.encoded: list[int] = []
+        self.decoded: list[int] = []
+        encode, decode = pipe.text_encoder.forward, pipe.vae.decode
+
+        def encoding(input_ids: torch.Tensor, *args: Any, **options: Any):
+            self.encoded.append(len(input_ids))
+            return encode(input_ids, *args, **options)
+
+        def decoding(latents: torch.Tensor, *args: Any, **options: Any):
+            self.decoded.append(len(latents))
+            return decode(latents, *args, **options)
+
+        pipe.text_encoder.forward, pipe.vae.decode = encoding, decoding
+
+    def start(
+        self,
+        asked: Sequence[Parameters],
+        watchers: Sequence[Any],
+        inputs: Sequence[Inputs] | None = None,
+    ) -> list[Future[Generation]]:
+        """Have all requests wait for the turn, in their order, and then let them go."""
+        inputs = inputs or [Inputs()] * len(asked)
+        gate = Gate()
+
+        class Holder(Recorder):
+            def on_step(self, step: int, steps: int) -> None:
+                gate()
+                raise Interrupted("it only held the turn")
+
+        holder = self.pool.submit(self.engine.generate, asked[0], Holder(), inputs[0])
+        assert gate.reached.wait(TIMEOUT_S)
+        started = []
+        for number, request in enumerate(zip(asked, watchers, inputs, strict=True), start=1):
+            started.append(self.pool.submit(self.engine.generate, *request))
+            wait_until(partial(self._wait_as, number), TIMEOUT_S, "the line")
+        gate.open()
+        with pytest.raises(Interrupted):
+            holder.result(TIMEOUT_S)
+        return started
+
+    def _wait_as(self, number: int) -> bool:
+        return self.engine.requests_waiting == number
+
+    def alone(
+        self, asked: Sequence[Parameters], inputs: Sequence[Inputs] | None = None
+    ) -> list[Generation]:
+        inputs = inputs or [Inputs()] * len(asked)
+        made = [
+            self.engine.generate(each, Recorder(), own)
+            for each, own in zip(asked, inputs, strict=True)
+        ]
+        self.encoded.clear()
+        self.decoded.clear()
+        return made
+
+
+class Canceler(Recorder):
+    """Stops once so many steps are done."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self._at = at
+
+    def on_step(self, step: int, steps: int) -> None:
+        super().on_step(step, steps)
+        if step == self._at:
+            raise Interrupted("canceled")
+
+
+class Last(Recorder):
+    """Does something once the last step is done."""
+
+    def __init__(self, at_the_end: Callable[[], None]) -> None:
+        super().__init__()
+        self._at_the_end = at_the_end
+
+    def on_step(self, step: int, steps: int) -> None:
+        super().on_step(step, steps)
+        if step == steps:
+            self._at_the_end()
+
+
+def difference(one: Generation, other: Generation) -> int:
+    """The largest between pixels of two generations, from 0 to 255."""
+    assert one.seeds == other.seeds
+    outputs = range(len(one.seeds))
+    return max(int(np.abs(pixels(one, k) - pixels(other, k)).max()) for k in outputs)
