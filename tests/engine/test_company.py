@@ -110,6 +110,7 @@ def test_a_longer_prompt_that_comes_later_meets_a_company_of_shorter_ones(tmp_pa
     class Late(Recorder):
         def on_step(self, step: int, steps: int) -> None:
             super().on_step(step, steps)
+            assert gate.reached.wait(TIMEOUT_S)  # the others have made their first step
             if step == 1:
                 patient(company.engine.rendezvous)
                 gate.open()
