@@ -92,6 +92,7 @@ class SamplingParamsSchema(SectionSchema):
     num_inference_steps = Whole(1, 100_000, "steps")
     guidance_scale = Number(0, 100, "guidance weight")
     true_cfg_scale = Number(0, 100, "guidance weight")
+    strength = Number(0, 1, "share of the steps")
     width = Whole(8, 65_536, "pixels")
     height = Whole(8, 65_536, "pixels")
     num_frames = Whole(1, 100_000, "frames")

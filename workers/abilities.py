@@ -84,7 +84,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         **inspect_frames(pipe, defaults),
         max_images=_max_images(classes),
         strength=bool(strengths),
-        default_strength=strengths[0] if strengths else None,
+        default_strength=defaults.get("strength", strengths[0]) if strengths else None,
     )
 
 

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from configs.errors import ModelLoadFailed
 from tests.engine.conftest import BUNDLED, plan
+from workers.abilities import inspect_abilities
 from workers.engine import Engine
 from workers.pipeline_loader import load_pipeline
 
@@ -105,3 +106,10 @@ def test_a_hub_id_without_network_says_so(monkeypatch: pytest.MonkeyPatch):
 def test_default_sizes_that_the_model_cannot_make_are_refused():
     with pytest.raises(ModelLoadFailed, match=r"default_sampling_params\.width: 60 .* 8"):
         Engine.load(plan(defaults={"width": 60}))
+
+
+@pytest.mark.parametrize(("defaults", "strength"), [({}, 0.8), ({"strength": 0.6}, 0.6)])
+def test_the_strength_of_the_stage_comes_before_the_model_s(
+    pipe: Any, defaults: dict[str, Any], strength: float
+):
+    assert inspect_abilities(pipe, defaults).default_strength == strength

@@ -51,6 +51,25 @@ def file(data: bytes, name: str = "any.bin") -> tuple[io.BytesIO, str]:
     return io.BytesIO(data), name
 
 
+def test_the_strength_of_the_stage_file_is_for_all_tasks_with_an_image(
+    api_settings: Settings, open_door: OpenDoor, tmp_path: Path
+) -> None:
+    text = api_settings.stage_configs_path.read_text()
+    params = "    default_sampling_params:\n"
+    path = tmp_path / "stages.yaml"
+    path.write_text(text.replace(params, f"{params}      strength: 0.6\n"))
+    door = open_door(replace(api_settings, stage_configs_path=path))
+    door.replica().load(replace(EDITING, default_strength=0.6))
+    images: list[dict[str, str]] = [
+        {"image": data_url(RED)},
+        {"image": data_url(RED), "mask_image": data_url(MASK)},
+    ]
+    for given in images:
+        assert door.submitted(**given)["parameters"]["strength"] == 0.6
+        assert door.submitted(**given, strength=0.9)["parameters"]["strength"] == 0.9
+    assert door.submitted()["parameters"]["strength"] is None
+
+
 def test_an_image_makes_the_request_image_to_image(door: Door, editing: PlayedReplica) -> None:
     request = door.submitted(image=data_url(RED))
     parameters = request["parameters"]

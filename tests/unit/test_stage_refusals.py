@@ -140,6 +140,7 @@ def test_a_number_of_replicas_that_is_no_whole_number(tmp_path: Path, written: o
         ("default_sampling_params.true_cfg_scale", float("nan"), "nan is not a number"),
         ("default_sampling_params.guidance_scale", float("inf"), "inf is not a number"),
         ("default_sampling_params.guidance_scale", True, "True is not a number"),
+        ("default_sampling_params.strength", 1.5, "1.5 is out of range; give a number from 0 to 1"),
         ("default_sampling_params.width", 7, "7 is out of range; give a whole number from 8"),
         ("default_sampling_params.height", 10**6, "1000000 is out of range"),
         ("default_sampling_params.num_frames", 0, "0 is out of range"),

@@ -138,6 +138,7 @@ def test_every_sampling_parameter_is_taken(tmp_path: Path) -> None:
         "num_inference_steps": 4,
         "guidance_scale": 0,
         "true_cfg_scale": 4.5,
+        "strength": 0.6,
         "width": 512,
         "height": 768,
         "num_frames": 33,
