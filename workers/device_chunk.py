@@ -59,8 +59,7 @@ class DeviceChunk:
         found = denoisers(pipe)
         if count == 1 or args.parallel_config.way == "device_map" or not found:
             return cls()
-        quantized = args.pipeline.quantization is not None
-        parallel = choose(args.parallel_config, found, quantized=quantized)
+        parallel = choose(args.parallel_config, found)
         lanes = open_lanes(pipe.device.type, count)
         if parallel.way == "context":
             for lane in lanes[1:]:  # each a process of its own
@@ -99,9 +98,7 @@ class DeviceChunk:
             lane.close()
 
 
-def choose(
-    parallel: ParallelConfig, found: Mapping[str, Any], *, quantized: bool = False
-) -> ParallelConfig:
+def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig:
     """Return the way that the stage asks for, or the one that suits the denoisers.
 
     Raises:
@@ -110,16 +107,11 @@ def choose(
     refusals = [refusal(module, parallel) for module in found.values()]
     if parallel.way == "context" and any(refusals):
         raise ModelLoadFailed(f"parallel_config: {next(filter(None, refusals))}")
-    if parallel.way == "context" and quantized:
-        raise ModelLoadFailed(
-            "engine_args.quantization does not reach the ranks of ulysses_degree and ring_degree;"
-            " use cfg_parallel_size, or leave it out"
-        )
     if parallel.way != "auto":
         return parallel
     size = parallel.world_size
     shared = replace(parallel, ulysses_degree=size)
     one_row = {type(module).__name__ for module in found.values()} <= CALLED_FOR_ONE_ROW
-    if one_row and not quantized and not any(refusal(module, shared) for module in found.values()):
+    if one_row and not any(refusal(module, shared) for module in found.values()):
         return shared
     return replace(parallel, cfg_parallel_size=size)

@@ -18,10 +18,9 @@ from workers.failure_cause import is_out_of_memory, short_cause
 from workers.image_text_processor import replaced_parts
 from workers.pipeline_settings import apply_settings, place
 from workers.quantization import quantized_arguments
+from workers.weight_dtype import weight_dtype
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 _OWN_CODE = "only pipelines of diffusers itself are served; save the model as one"
 _OTHER_VERSION = "the class may need another diffusers than {diffusers}"
@@ -91,13 +90,13 @@ def _load(plan: ReplicaPlan, args: EngineArgs) -> Any:
     index = untyped_diffusers.DiffusionPipeline.load_config(args.model) if local else {}
     pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(
         args.model,
-        dtype=_dtype(args, device),
+        dtype=weight_dtype(args, device),
         variant=args.variant,
         revision=args.revision,
         local_files_only=local,
         **replaced_parts(index, args.model),
         **({"device_map": "balanced"} if spread else {}),
-        **quantized_arguments(args, _dtype(args, device), device),
+        **quantized_arguments(args, weight_dtype(args, device), device),
     )
     pipe.set_progress_bar_config(disable=True)
     apply_settings(pipe, args.pipeline)
@@ -116,12 +115,6 @@ def _device(args: EngineArgs) -> str:
     if args.device == "auto":
         return "cuda" if cuda else "cpu"
     return args.device
-
-
-def _dtype(args: EngineArgs, device: str) -> torch.dtype:
-    if args.dtype == "auto":
-        return torch.bfloat16 if device == "cuda" else torch.float32
-    return _DTYPES[args.dtype]
 
 
 def _explain(model: str, error: Exception) -> str:

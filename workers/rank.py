@@ -12,14 +12,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 
 from workers.call_packing import unpack
 from workers.context_parallel import share_sequence
+from workers.denoiser_loader import load_denoisers
 from workers.failure_cause import is_out_of_memory, short_cause
 from workers.raised_weights import in_float32
 from workers.rank_calls import RankCalls
@@ -68,18 +67,9 @@ class Rank:
 
     def load(self) -> None:
         """Load the denoisers onto the device, as rank 0 has them."""
-        args = self._start.args
-        untyped: Any = diffusers
-        for name, (class_name, dtype) in self._start.denoisers.items():
-            module = getattr(untyped, class_name).from_pretrained(
-                args.model,
-                subfolder=name,
-                dtype=dtype,
-                variant=args.variant,
-                revision=args.revision,
-                local_files_only=Path(args.model).is_dir(),
-            )
-            self._denoisers[name] = module.to(self._device).eval()
+        start = self._start
+        for name, module in load_denoisers(start.args, start.denoisers, start.kind).items():
+            self._denoisers[name] = module.to(self._device)
 
     def join(self) -> None:
         """Meet the other ranks; all do this at the same time."""

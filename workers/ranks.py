@@ -38,6 +38,7 @@ from workers.rank_messages import (
 )
 from workers.rank_processes import RankProcesses
 from workers.row_dealing import deal_calls
+from workers.weight_dtype import weight_dtype
 
 _logger = logging.getLogger(__name__)
 
@@ -116,8 +117,12 @@ class Ranks:
     def _open(self) -> None:
         store = open_store(self._world_size)
         cores = chunk_cores(self._world_size)
+        quantized = self._args.pipeline.quantization is not None
+        usual = weight_dtype(self._args, self._device.type)
         described = {
-            name: (type(module).__name__, module.dtype) for name, module in self._denoisers.items()
+            # The type of a quantized denoiser says little of that from which it was quantized.
+            name: (type(module).__name__, usual if quantized else module.dtype)
+            for name, module in self._denoisers.items()
         }
         for rank in range(1, self._world_size):
             self._processes.start(

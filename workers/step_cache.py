@@ -10,12 +10,12 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 import diffusers
-import torch
 
 from configs.errors import ModelLoadFailed
 from configs.pipeline_settings import PipelineSettings
 from workers.device_chunk import denoisers
 from workers.pipeline_settings import refusing
+from workers.weight_dtype import DTYPES
 
 _CONFIGS = {
     "first_block_cache": "FirstBlockCacheConfig",
@@ -26,7 +26,6 @@ _CONFIGS = {
 }
 # These keep one state for the prompt and one for its absence, told apart by the pipeline.
 _NEED_CONTEXT = frozenset({"first_block_cache", "taylorseer_cache", "mag_cache"})
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MEND = "leave cache_backend out"
 
 
@@ -139,7 +138,7 @@ def _options(backend: str) -> set[str]:
 def _value(value: Any) -> Any:
     """A value of the YAML as the configurations take it."""
     if isinstance(value, str):
-        return _DTYPES.get(value, value)
+        return DTYPES.get(value, value)
     if isinstance(value, list) and len(value) == 2 and all(isinstance(x, int) for x in value):
         return tuple(value)
     return value

@@ -3,16 +3,19 @@
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any
 
 import diffusers
+import gguf
 import psutil
 import pytest
 import torch
 
 from configs.errors import DeviceLost, ModelLoadFailed
+from configs.pipeline_settings import PipelineSettings, Quantization
 from configs.stages import EngineArgs, ParallelConfig
 from scripts.families import FAMILIES, save_family
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
@@ -197,11 +200,39 @@ def test_without_a_word_the_way_follows_from_the_model(name: str, way: str):
     assert (chosen.way, chosen.world_size) == (way, 2)
 
 
-def test_quantized_weights_go_to_copies_and_not_to_ranks():
-    found = denoisers(FAMILIES["flux"]())
-    assert choose(ParallelConfig(world_size=2), found, quantized=True).way == "cfg"
-    with pytest.raises(ModelLoadFailed, match="quantization does not reach the ranks"):
-        choose(ParallelConfig(world_size=2, ulysses_degree=2), found, quantized=True)
+def quantized_file(model: Path, file: Path) -> Path:
+    """The weights of a transformer in a GGUF file, its matrices of 8 bits."""
+    writer = gguf.GGUFWriter(file, "flux")
+    matrices = gguf.GGMLQuantizationType.Q8_0
+    transformer = diffusers.FluxTransformer2DModel.from_pretrained(model, subfolder="transformer")
+    for name, weight in transformer.state_dict().items():
+        plain = weight.numpy()
+        if plain.ndim == 2 and plain.shape[1] % gguf.GGML_QUANT_SIZES[matrices][0] == 0:
+            writer.add_tensor(name, gguf.quantize(plain, matrices), raw_dtype=matrices)
+        else:
+            writer.add_tensor(name, plain)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_quantized_weights_reach_the_ranks(flux_folder: Path, tmp_path: Path):
+    file = quantized_file(flux_folder, tmp_path / "flux.gguf")
+    wanted = Quantization("gguf", ("transformer",), str(file))
+    plan = plan_of_two(flux_folder)
+    args = replace(plan.stage.engine_args, pipeline=PipelineSettings(quantization=wanted))
+    plan = replace(plan, stage=replace(plan.stage, engine_args=args))
+    pipe = load_pipeline(plan)
+    alone = latents(pipe)
+    chunk = DeviceChunk.open(pipe, plan)
+    try:
+        assert len(ranks()) == 1
+        assert same(latents(pipe), alone)
+        assert not same(alone, latents(load_pipeline(plan_of_two(flux_folder))))
+    finally:
+        chunk.close()
 
 
 def test_one_sample_models_are_those_whose_pipelines_do_not_batch_guidance():
