@@ -30,6 +30,8 @@ from api.errors import register_error_handlers
 from api.openai import chat, images, videos
 from api.service import Service, attach_service
 from configs.settings import Settings, load_settings
+from routing.connection import DOOR_PATIENCE_S
+from routing.patience import begin_patience, end_patience
 
 VERSION: Final = "0.1.0"
 CALL_ID_HEADER: Final = "X-Request-ID"
@@ -53,9 +55,10 @@ def create_app(settings: Settings | None = None) -> Flask:
     _register_calls(app)
     # After the calls: flask-smorest brings a handler of its own, which ours replaces.
     register_error_handlers(app)
-    app.before_request(_name_call)
+    app.before_request(_begin_call)
     register_access(app)
     app.after_request(_finish_headers)
+    app.teardown_request(_end_call)
     return app
 
 
@@ -95,8 +98,13 @@ def _register_calls(app: Flask) -> None:
     app.register_blueprint(page.blueprint)
 
 
-def _name_call() -> None:
+def _begin_call() -> None:
     g.call_id = f"call_{secrets.token_hex(8)}"
+    begin_patience(DOOR_PATIENCE_S)
+
+
+def _end_call(_error: BaseException | None) -> None:
+    end_patience()
 
 
 def _finish_headers(response: Response) -> Response:

@@ -42,6 +42,7 @@ class ClientWatch:
     def __init__(self) -> None:
         """Watch nothing before :meth:`start`."""
         self._selector: selectors.BaseSelector | None = None
+        self._bell: tuple[socket.socket, socket.socket] | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -50,15 +51,22 @@ class ClientWatch:
         """Start watching; threads do not outlive a fork, so each process calls it itself."""
         if self._thread is None:
             self._selector = selectors.DefaultSelector()
+            self._bell = socket.socketpair()
+            self._selector.register(self._bell[0], selectors.EVENT_READ)
             self._thread = threading.Thread(target=self._watch, name="clients", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """Stop watching; returns once the thread has ended."""
         self._stopped.set()
-        if self._thread is not None and self._selector is not None:
-            self._thread.join(timeout=2 * _LOOK_S)
-            self._selector.close()
+        if self._thread is None or self._selector is None or self._bell is None:
+            return
+        self._bell[1].send(b"!")
+        self._thread.join(timeout=2 * _LOOK_S)
+        self._selector.close()
+        for end in self._bell:
+            end.close()
+        self._bell = None
 
     @contextmanager
     def watching(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from celery import Celery
@@ -19,6 +20,8 @@ from redis.exceptions import RedisError
 
 from configs.settings import Settings
 from routing.connection import broker_options
+from routing.patience import granted
+from routing.sender import Sender
 
 RUN_TASK: Final = "diffusion.run"
 CANCEL_COMMAND: Final = "cancel_request"
@@ -30,7 +33,8 @@ WEBHOOK_QUEUE: Final = "webhooks"
 _VISIBILITY_S: Final = 86_400  # longer than any run: a shorter one delivers a running request again
 _CONNECT_S: Final = 0.4
 _ANSWER_S: Final = 0.6
-_PATIENCE_S: Final = 0.2
+_AGAIN_S: Final = 0.2
+_WAIT_S: Final = 1.0
 _LOST = (OperationalError, RedisError, OSError)
 _logger = logging.getLogger(__name__)
 
@@ -65,6 +69,7 @@ class Broker:
 
     def __init__(self, settings: Settings) -> None:
         """Open nothing yet: the first message does."""
+        self._sender = Sender()
         self._app = Celery("routing", set_as_current=False)
         self._app.conf.update(celery_settings(settings))
         # Only the sending side may give up early: a worker's blocking reads last longer than this.
@@ -116,7 +121,8 @@ class Broker:
             return False
 
     def close(self) -> None:
-        """Close the connections."""
+        """End the sending and close the connections."""
+        self._sender.close()
         self._app.close()
 
     def _command(self, node: str, command: str, **arguments: Any) -> bool:
@@ -125,18 +131,28 @@ class Broker:
             lambda: self._app.control.broadcast(command, arguments=arguments, destination=[node]),
         )
 
-    def _sent(self, what: str, send: Any) -> bool:
-        # Celery's first command after a Redis restart meets a dead connection (seen in 5 of 6
-        # restarts), so it is sent a second time before it counts as lost; not where Redis does not
-        # answer, since a client may be waiting.
-        started = time.monotonic()
-        for last in (False, True):
-            try:
-                send()
-            except _LOST as error:
-                if last or time.monotonic() - started > _PATIENCE_S:
-                    _logger.warning("%s was not sent: %s", what, error)
-                    return False
-            else:
-                return True
-        return False
+    def _sent(self, what: str, send: Callable[[], object]) -> bool:
+        """Whether it was sent by now; where it was not it still is, once the broker lets it."""
+        try:
+            with granted(_WAIT_S) as seconds:
+                return self._sender.hand_over(lambda: _sent_in_two(what, send)).result(seconds)
+        except TimeoutError:
+            _logger.warning("%s is not sent yet: the broker does not answer", what)
+            return False
+
+
+def _sent_in_two(what: str, send: Callable[[], object]) -> bool:
+    # Celery's first command after a Redis restart meets a dead connection (seen in 5 of 6
+    # restarts), so it is sent a second time before it counts as lost; not where Redis does not
+    # answer, since others wait to be sent.
+    started = time.monotonic()
+    for last in (False, True):
+        try:
+            send()
+        except _LOST as error:
+            if last or time.monotonic() - started > _AGAIN_S:
+                _logger.warning("%s was not sent: %s", what, error)
+                return False
+        else:
+            return True
+    return False

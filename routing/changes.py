@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 from routing.connection import BLOCK_S
 from routing.keys import Keys
 from routing.outcome import TERMINAL
+from routing.patience import renew_patience
 
 _PAUSE_S = 0.5
 _KEPT = 1000  # changes that a slow waiter may be behind
@@ -79,9 +80,13 @@ class Subscription:
         self._changes: deque[Change | None] = deque(maxlen=_KEPT)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the request changed since the last call; False if it did not in time."""
+        """Block until the request changed since the last call; False if it did not in time.
+
+        The call that waits here is held, and has its patience with Redis anew after that.
+        """
         changed = self._changed.wait(max(0.0, timeout_s))
         self._changed.clear()
+        renew_patience()
         return changed
 
     def take(self) -> list[Change] | None:
@@ -112,6 +117,7 @@ class Changes:
         self._waiters: defaultdict[str, list[Subscription]] = defaultdict(list)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._client_id: int | None = None
 
     def start(self) -> None:
         """Start reading, once; threads do not outlive a fork, so each process calls it itself."""
@@ -123,8 +129,12 @@ class Changes:
     def stop(self) -> None:
         """Stop reading; returns once the thread has ended."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout=2 * BLOCK_S + _PAUSE_S)
+        if self._thread is None:
+            return
+        if self._client_id is not None:
+            with suppress(RedisError):  # its read then ends by itself, after ``BLOCK_S``
+                self._redis.client_unblock(self._client_id)
+        self._thread.join(timeout=2 * BLOCK_S + _PAUSE_S)
 
     @contextmanager
     def subscribe(self, request_id: str, *, only_end: bool = False) -> Iterator[Subscription]:
@@ -167,25 +177,27 @@ class Changes:
             cursor = page[-1][0]
 
     def _read(self) -> None:
-        last: str | None = None
         while not self._stopped.is_set():
             try:
-                if last is None:
-                    last = self.newest()
-                    # Whatever happened while nobody read is caught up with by looking at the
-                    # records.
-                    self._notify_all()
-                answer: Any = self._redis.xread(
-                    {self._stream: last}, count=_AT_ONCE, block=int(BLOCK_S * 1000)
-                )
-                for _stream, entries in answer or []:
-                    for entry_id, entry in entries:
-                        last = entry_id
-                        self._deliver(Change.from_entry(entry_id, entry))
+                # One connection, whose number is known to who wants to end a read that blocks.
+                with self._redis.client() as redis:  # type: ignore[no-untyped-call]
+                    self._client_id = int(redis.client_id())
+                    self._follow(redis, self.newest())
             except RedisError as error:
                 _logger.warning("the stream of changes can not be read: %s", error)
-                last = None
                 self._stopped.wait(_PAUSE_S)
+
+    def _follow(self, redis: Redis, last: str) -> None:
+        # Whatever happened while nobody read is caught up with by looking at the records.
+        self._notify_all()
+        while not self._stopped.is_set():
+            answer: Any = redis.xread(
+                {self._stream: last}, count=_AT_ONCE, block=int(BLOCK_S * 1000)
+            )
+            for _stream, entries in answer or []:
+                for entry_id, entry in entries:
+                    last = entry_id
+                    self._deliver(Change.from_entry(entry_id, entry))
 
     def _deliver(self, change: Change) -> None:
         with self._lock:

@@ -18,15 +18,17 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from configs.redis_url import RedisUrl
+from routing.patient_connection import make_patient
 
 # The stream reader blocks this long in Redis; every socket timeout must be longer, or an idle
 # reader is taken for a dead connection (seen with redis-py 8: an answer after 58 s instead of 8).
 BLOCK_S = 1.0
 
-# The door's: to connect and to wait for an answer. A call fails at its first command that is not
-# answered, so the two together, and the wake-up after them, are what a client waits for its 503.
+# The door's: to connect, and to wait for an answer; and what a call may wait for Redis in all, with
+# its wake-up. The rest of the two seconds in which a client has its 503 is the door's own work.
 DOOR_CONNECT_S: Final = 0.6
 DOOR_ANSWER_S: Final = 1.0
+DOOR_PATIENCE_S: Final = 1.5
 
 # A peer that is gone without a word (its host lost power) is noticed within half a minute.
 KEEPALIVE: Final = {
@@ -46,6 +48,7 @@ def connect(url: str, timeout_s: float = 1.5, answer_s: float | None = None) -> 
 
     A command whose connection turns out to be closed (Redis was restarted while it sat idle in the
     pool) is sent once more on a new one; every script here may be repeated safely or is fenced.
+    Whatever it waits for draws on the patience of the call at hand (``patience``).
 
     Args:
         url: As :class:`configs.redis_url.RedisUrl` has it.
@@ -67,18 +70,20 @@ def connect(url: str, timeout_s: float = 1.5, answer_s: float | None = None) -> 
         "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
     }
     if target.scheme == "unix":
-        return Redis(unix_socket_path=target.path, **options)
+        return _patient(Redis(unix_socket_path=target.path, **options))
     options |= {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     if target.scheme != "sentinel":
         ((host, port),) = target.hosts
         if target.scheme == "rediss":
             options |= {"ssl": True, **dict(target.tls)}
-        return Redis(host=host, port=port, **options)
+        return _patient(Redis(host=host, port=port, **options))
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
         target.hosts, sentinel_kwargs=_to_sentinels(target, timeout_s)
     )
+    for each in sentinels.sentinels:
+        _patient(each)
     client: Redis = sentinels.master_for(target.master, **options)  # type: ignore[no-untyped-call]
-    return client
+    return _patient(client)
 
 
 def broker_options(url: str) -> dict[str, Any]:
@@ -105,6 +110,11 @@ def broker_options(url: str) -> dict[str, Any]:
     if target.scheme == "sentinel":
         transport |= {"master_name": target.master, "sentinel_kwargs": _to_sentinels(target, 1.5)}
     return options
+
+
+def _patient(client: Redis) -> Redis:
+    make_patient(client.connection_pool)
+    return client
 
 
 def _to_sentinels(target: RedisUrl, timeout_s: float) -> dict[str, Any]:

@@ -101,7 +101,11 @@ class Router:
             redis.RedisError: Redis did not answer; the next call does it.
         """
         for submit in self.unanswered.all():
-            recorded = self.store.exists(submit.id)
+            try:
+                recorded = self.store.exists(submit.id)
+            except RedisError:
+                self.unanswered.renew()
+                raise
             if recorded and not submit.has_key:
                 self.remove(submit.id)
                 _logger.info("%s was withdrawn: its submit was answered with 503", submit.id)

@@ -45,6 +45,12 @@ class Unanswered:
         with self._lock:
             self._known.pop(request_id, None)
 
+    def renew(self) -> None:
+        """Take them all for new: Redis was away, and gets to what it was sent when it is back."""
+        with self._lock:
+            now = self._clock()
+            self._known = {each: (now, has_key) for each, (_, has_key) in self._known.items()}
+
     def all(self) -> list[LostSubmit]:
         """Return those that may have been recorded; an old one will not be any more."""
         with self._lock:

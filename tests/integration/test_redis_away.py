@@ -173,6 +173,33 @@ def test_a_submit_that_never_got_there_leaves_no_files(
     assert world.router.unanswered.all() == []
 
 
+def test_a_submit_may_reach_redis_long_after_its_client_was_refused(
+    own_redis: RedisServer, own_settings: Settings
+) -> None:
+    """It lay in the socket of a Redis that hung for longer than lost submits are remembered."""
+    world = World(own_settings, connect(own_redis.url, DOOR_CONNECT_S, DOOR_ANSWER_S))
+    world.start("replica0")
+    world.submit()  # Redis knows the script, and will run it
+    lost = world.submission()
+    own_redis.freeze()
+    with pytest.raises(RedisTimeout):
+        world.router.submit(lost)
+    world.clock.forward(3600)
+    with pytest.raises(RedisTimeout):
+        world.router.withdraw()
+    assert [each.is_old for each in world.router.unanswered.all()] == [False]
+    own_redis.thaw()
+    world.router.withdraw()  # Redis may get to this before it gets to the submit
+    wait_until(
+        lambda: world.router.unanswered.all() == [] or _is_recorded(world, lost.id),
+        BACK_S,
+        "the lost submit to be recorded, or withdrawn already",
+    )
+    world.router.withdraw()
+    assert not _is_recorded(world, lost.id)
+    world.router.broker.close()
+
+
 def _is_recorded(world: World, request_id: str) -> bool:
     try:
         return world.get(request_id).status is Status.QUEUED

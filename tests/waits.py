@@ -1,0 +1,66 @@
+"""What a thread waits for: the seconds of its blocking calls, each counted up to its own timeout.
+
+So a machine that is busy with other things does not count: a receive with a timeout of one second
+that returned after three waited for one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+_BLOCKING: Final = frozenset(
+    {"connect", "recv", "recv_into", "send", "sendall", "do_handshake", "getaddrinfo"}
+    | {"acquire", "sleep", "select", "poll"}
+)
+
+
+class Waits:
+    """The blocking calls of a thread.
+
+    Attributes:
+        seconds: What they took, or the timeouts of those that overran them.
+        endless: Names of those that had no timeout.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.endless: list[str] = []
+        self._begun: list[tuple[float, float | None]] = []
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Take part as the profile function of a thread."""
+        if not event.startswith("c_") or argument.__name__ not in _BLOCKING:
+            return
+        if event == "c_call":
+            self._begun.append((time.monotonic(), self._granted(frame, argument)))
+        elif self._begun:
+            started, granted = self._begun.pop()
+            took = time.monotonic() - started
+            self.seconds += took if granted is None else min(took, granted)
+
+    def _granted(self, frame: FrameType, function: Any) -> float | None:
+        if function.__name__ == "acquire":
+            return frame.f_locals.get("timeout")
+        owner = function.__self__
+        if not hasattr(owner, "gettimeout"):
+            return None
+        granted: float | None = owner.gettimeout()
+        if granted is None:
+            self.endless.append(function.__name__)
+        return granted
+
+
+@contextmanager
+def counted_waits() -> Iterator[Waits]:
+    """Count what this thread waits for meanwhile."""
+    waits = Waits()
+    sys.setprofile(waits)
+    try:
+        yield waits
+    finally:
+        sys.setprofile(None)
