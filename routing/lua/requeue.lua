@@ -3,6 +3,8 @@
 -- the line of its own. ARGV: id, attempt, owner ('' = only while queued), now, blame ('crash': it was
 -- running in one; 'suspect': it may have caused one, and runs alone from now on; 'none'), most crashes,
 -- policy.
+-- A crash in company is everybody's, and so ends nobody: who was in one runs alone from then on, and may be
+-- ended by the next. Those that are moved one by one must not look alone for that: the first tells the rest.
 -- Returns {'queued', replica, attempt} | {'ended'} | {'stale'}.
 local id, attempt, owner, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local blame, most, policy = ARGV[5], tonumber(ARGV[6]), ARGV[7]
@@ -14,6 +16,16 @@ if record[2] ~= attempt then return {'stale'} end
 if owner == '' and status ~= 'queued' then return {'stale'} end
 if owner ~= '' and (status ~= 'running' or record[3] ~= owner) then return {'stale'} end
 
+local in_company = false
+if blame == 'crash' then
+  in_company = redis.call('HGET', key, 'crashed_beside') == owner
+  for _, other in ipairs(redis.call('SMEMBERS', running_key(replica))) do
+    if other ~= id and redis.call('HGET', request_key(other), 'owner') == owner then
+      redis.call('HSET', request_key(other), 'crashed_beside', owner)
+      in_company = true
+    end
+  end
+end
 if record[6] == '1' then
   finish(id, 'canceled', now, {})
   return {'ended'}
@@ -21,10 +33,11 @@ end
 if blame == 'suspect' then redis.call('HSET', key, 'suspect', '1') end
 if blame == 'crash' then
   local crashes = redis.call('HINCRBY', key, 'crashes', 1)
-  if crashes >= most then
+  if crashes >= most and not in_company then
     redis.call('HINCRBY', totals_key(replica), 'failed', 1)
     finish(id, 'failed', now, {'error', failure('replica_crashed',
-      'The replica died ' .. crashes .. ' times while it ran this request; it is not tried again.', false)})
+      'The replica died while it ran this request, ' .. crashes .. (crashes == 1 and ' time' or ' times') ..
+      '; it is not tried again.', false)})
     return {'ended'}
   end
 end

@@ -17,7 +17,8 @@ from tests.e2e.launcher import Launcher
 from tests.waiting import wait_until
 
 LONG_FORM = "CHAOS_REQUESTS" in os.environ
-INNOCENTS, ATTEMPTS = (58, 3) if LONG_FORM else (22, 2)
+# With one attempt innocents would be the first to fail, if a crash in company ended anybody.
+INNOCENTS, ATTEMPTS = (58, 3) if LONG_FORM else (22, 1)
 POISONS = 2
 END_S = 400.0
 
@@ -67,8 +68,10 @@ def test_two_poison_requests_fail_and_no_innocent_is_blamed(launcher: Launcher) 
     for request_id in poisons:
         request = launcher.ended(request_id)
         assert (request["status"], request["error"]["code"]) == ("failed", "replica_crashed")
-        assert f"died {ATTEMPTS} times" in request["error"]["message"]
-        assert launcher.crashes(request_id) == ATTEMPTS
+        crashes = launcher.crashes(request_id)
+        assert f"while it ran this request, {crashes} time" in request["error"]["message"]
+        # Its first may have been one in company, which ends nobody.
+        assert crashes in {ATTEMPTS, max(ATTEMPTS, 2)}
         assert request["outputs"] == []
     outcomes = {launcher.ended(i)["status"] for i in innocents}
     assert outcomes == {"succeeded"}
