@@ -13,7 +13,9 @@ from routing.outcome import Status
 from routing.record import Request
 
 _NEVER_CHANGED: Final = frozenset({"affinity_key", "metadata", "model", "webhook"})
-_CHANGED_WHILE_RUNNING: Final = frozenset({"guidance_scale", "preview", "timeout"})
+_CHANGED_WHILE_RUNNING: Final = frozenset(
+    {"guidance_scale", "preview", "timeout", "true_cfg_scale"}
+)
 
 
 def refuse_by_state(body: Mapping[str, Any], request: Request) -> None:

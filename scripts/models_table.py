@@ -121,6 +121,10 @@ _LEGEND = """
 - *LoRA*: the pipeline can take adapters. *context parallel*: its denoiser says how to be cut over
   devices (`ulysses_degree`, `ring_degree`).
 
+In every family the guidance of a running request can be changed: `guidance_scale`, and
+`true_cfg_scale` where it guides by that. `tests/engine/test_running_guidance.py` holds each against
+another way to the same.
+
 ## What to write
 
 | family | `engine_args.model` | mind |

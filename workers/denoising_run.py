@@ -7,7 +7,6 @@ It knows nothing of families, parameters and outputs.
 """
 
 import functools
-import inspect
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from workers.member import Member
 from workers.observer import Interrupted
 from workers.output_rows import OutputRows
 from workers.preview import Preview
+from workers.running_guidance import RunningGuidance
 from workers.seat import Seat
 from workers.turns import Turns
 
@@ -39,6 +39,7 @@ class DenoisingRun:
         kept: The requests that stayed to the end, in their order.
         output_rows: Which rows of the output are whose.
         keeps_turn: Whether no other run may come between its first and its last forward.
+        guidance: Of its requests.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class DenoisingRun:
         self.kept = list(seats)
         self.output_rows = OutputRows(seats)
         self.keeps_turn = False
+        self.guidance = RunningGuidance(seats)
         self._pipe = pipe
         self._seats = seats
         self._rows = OutputRows(seats)
@@ -73,8 +75,10 @@ class DenoisingRun:
         watch_steps(self._pipe.scheduler, self._after_step)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self._ended = time.perf_counter()
+        if failure is None:  # what was changed while it was decoded came too late
+            self.guidance.at_boundary(self.step, self._member.present, None, over=True)
         if self._holds_turn:
             self._decoder.restore()
         self._pass_turn()
@@ -124,6 +128,7 @@ class DenoisingRun:
         self.steps = int(counted or len(self._pipe.scheduler.timesteps))
         if not self.keeps_turn:
             self._pass_turn()
+        self.guidance.enter_loop()
         self._at_boundary()
 
     def _after_step(self, result: Any) -> Any:
@@ -170,16 +175,12 @@ class DenoisingRun:
 
     def _at_boundary(self) -> None:
         self.tell()
-        for index, seat in enumerate(self._seats):
-            wanted = seat.wanted_guidance(self.step) if self._member.present[index] else None
-            if wanted is None or wanted == self._pipe.__dict__.get("_guidance_scale"):
-                continue
-            if len(self._seats) > 1 and can_change_guidance(self._pipe, wanted):
-                seat.run_by_itself(self.step)
-            elif len(self._seats) > 1 or not change_guidance(self._pipe, wanted):
-                warning = f"guidance_scale could not be changed to {wanted:g} while running"
-                if warning not in seat.warnings:
-                    seat.warnings.append(warning)
+        self.guidance.at_boundary(
+            self.step,
+            self._member.present,
+            self._latents,
+            over=self.step >= self.steps,
+        )
         self._member.present[:] = [not seat.ended for seat in self._seats]
         if not any(self._member.present):
             raise Interrupted("nobody is left")
@@ -211,42 +212,3 @@ def watch_steps(scheduler: Any, after_step: Callable[[Any], Any]) -> None:
         return after_step(step(*args, **kwargs))
 
     scheduler.step = watched
-
-
-def can_change_guidance(pipe: Any, scale: float) -> bool:
-    """Tell whether :func:`change_guidance` would succeed; changes nothing."""
-    current = pipe.__dict__.get("_guidance_scale")
-    changed = change_guidance(pipe, scale)
-    if changed:
-        pipe._guidance_scale = current
-    return changed
-
-
-def change_guidance(pipe: Any, scale: float) -> bool:
-    """Set the guidance scale of a running pipeline; return whether it now runs with it.
-
-    Only between two scales that both do classifier-free guidance: the batch of the loop was laid
-    out for it before the first step. Families whose loop keeps its own copy of the scale cannot
-    change it.
-    """
-    current = pipe.__dict__.get("_guidance_scale")
-    if current == scale:
-        return True
-    if (
-        current is None
-        or not _loop_reads_guidance(type(pipe))
-        or not pipe.do_classifier_free_guidance
-    ):
-        return False
-    pipe._guidance_scale = scale
-    if not pipe.do_classifier_free_guidance:
-        pipe._guidance_scale = current
-        return False
-    return True
-
-
-def _loop_reads_guidance(pipeline_class: Any) -> bool:
-    # Sana and PixArt multiply by the argument; others read `self.guidance_scale` at each step.
-    if not hasattr(pipeline_class, "do_classifier_free_guidance"):
-        return False
-    return "guidance_scale" in inspect.unwrap(pipeline_class.__call__).__code__.co_names

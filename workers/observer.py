@@ -4,6 +4,7 @@ The engine calls an :class:`Observer` at each step boundary. Who observes (the t
 what is done with it (progress in the record, a deadline, a cancel) is not known here.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from PIL import Image
@@ -43,8 +44,12 @@ class Observer(Protocol):
             Interrupted: To end the run here; nothing is decoded.
         """
 
-    def guidance_scale(self) -> float | None:
-        """Return the guidance wanted from the next step on, or None to keep what there is."""
+    def guidance(self) -> Mapping[str, float | None]:
+        """Return the scales that were changed and count from the next step on; asked between steps.
+
+        By the names of the parameters: `guidance_scale`, `true_cfg_scale`. None is the pipeline's
+        own. What is not named stays as it was asked for.
+        """
 
     def wants_preview(self) -> bool:
         """Return whether a picture of how it looks now is wanted; asked after each step."""
@@ -59,9 +64,9 @@ class SilentObserver:
     def on_step(self, step: int, steps: int) -> None:
         """Do nothing."""
 
-    def guidance_scale(self) -> float | None:
+    def guidance(self) -> Mapping[str, float | None]:
         """Keep the guidance."""
-        return None
+        return {}
 
     def wants_preview(self) -> bool:
         """Want none."""

@@ -71,7 +71,7 @@ class PipelineRuns:
         self.rendezvous = Rendezvous(self._denoisers)
         self.rendezvous.switch = self.adapters.set_denoisers
         for denoiser in self._denoisers:
-            denoiser.register_forward_pre_hook(self._before_forward)
+            denoiser.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             if settings.diffusion_compile_granularity == "none":  # compiled code asks nothing
                 note_signatures(denoiser)
         # After the rendezvous, since pipelines of other tasks may copy the denoiser as it is.
@@ -159,7 +159,7 @@ class PipelineRuns:
                     run.tell()
                     for seat in seats:
                         seat.warnings += self._copies.prompt_warnings(seat.parameters)
-                    output = self._call(pipe, seats, exclusive=exclusive)
+                    output = self._call(pipe, seats, run)
             finally:
                 del self._current.run
         if len(seats) == 1:
@@ -170,15 +170,16 @@ class PipelineRuns:
             for seat in run.kept
         ]
 
-    def _call(self, pipe: Any, seats: Sequence[Seat], *, exclusive: bool) -> Any:
+    def _call(self, pipe: Any, seats: Sequence[Seat], run: DenoisingRun) -> Any:
         asked = seats[0].parameters
         self.step_cache.begin(pipe, asked.num_inference_steps)
         try:
             with self.adapters.ready(asked.lora, self.rendezvous.held):
-                return pipe(**self._copies.arguments(seats))
+                arguments = self._copies.arguments(seats)
+                return pipe(**run.guidance.watched(arguments, type(pipe)))
         finally:
             self.step_cache.reset()
-            if exclusive:
+            if run.keeps_turn:
                 forget_state(self._denoisers)
             free_parts(pipe)
 
@@ -209,10 +210,15 @@ class PipelineRuns:
         seat.end(generation)
         return generation
 
-    def _before_forward(self, *_: object) -> None:
+    def _before_forward(
+        self, denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         run: DenoisingRun | None = getattr(self._current, "run", None)
-        if run is not None:
-            run.before_forward()
+        if run is None:
+            return None
+        run.before_forward()
+        steered = run.guidance.steered_call(denoiser, kwargs)
+        return None if steered is None else (args, steered)
 
 
 def _first_frame(video: Video) -> Image.Image:

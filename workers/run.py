@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from PIL import Image
@@ -53,7 +53,7 @@ class Run:
         self._clock = clock
         self._started = clock()
         self.timeout = request.timeout
-        self._guidance_scale: float | None = None
+        self._guidance: Mapping[str, float | None] = {}
         self._preview_every_s = preview_every_s
         self._preview: tuple[int, bytes] | None = None
         self._shown_at = -math.inf
@@ -67,15 +67,20 @@ class Run:
                 self._stop = why
 
     def edit(self, request: Request) -> None:
-        """Take over what may change while it runs: guidance scale, preview and timeout."""
-        if request.parameters.guidance_scale != self.request.parameters.guidance_scale:
-            self._guidance_scale = request.parameters.guidance_scale
+        """Take over what may change while it runs: guidance, preview and timeout."""
+        new, old = request.parameters, self.request.parameters
+        changed = dict(self._guidance)
+        if new.guidance_scale != old.guidance_scale:
+            changed["guidance_scale"] = new.guidance_scale
+        if new.true_cfg_scale != old.true_cfg_scale:
+            changed["true_cfg_scale"] = new.true_cfg_scale
+        self._guidance = changed
         self.timeout = request.timeout
         self.request = request
 
-    def guidance_scale(self) -> float | None:
-        """Return the guidance scale it was changed to while running, or None."""
-        return self._guidance_scale
+    def guidance(self) -> Mapping[str, float | None]:
+        """Return the scales that were changed while running, by the names of the parameters."""
+        return self._guidance
 
     def wants_preview(self) -> bool:
         """Return whether the client wants to see it, and has not just seen it."""

@@ -5,7 +5,7 @@ Knows no pipelines and no threads but that which waits for its end.
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 from PIL import Image
 
@@ -22,8 +22,8 @@ class Seat:
         company: Requests of equal ones may start as one pipeline call; None starts by itself.
         outputs: How many it makes.
         by_itself: Whether it is over for those it started with, and begins anew without them.
-        steer_from: Step before which changes of its guidance do not count, for it has run so far
-            without them.
+        steer_from: Step before which changes of its guidance do not count, since it has run that
+            far without them.
         warnings: Sentences for the client.
         arrived: When, on the clock of `time.perf_counter`.
     """
@@ -64,9 +64,9 @@ class Seat:
         if shown is not None:
             self._observer.on_preview(step, shown)
 
-    def wanted_guidance(self, step: int) -> float | None:
-        """Return the guidance scale wanted from `step` on; None to keep what there is."""
-        return self._observer.guidance_scale() if step >= self.steer_from else None
+    def wanted_guidance(self, step: int) -> Mapping[str, float | None]:
+        """Return the scales that were changed, by name, if they count from `step` on."""
+        return self._observer.guidance() if step >= self.steer_from else {}
 
     def end(self, generation: Generation | None = None, error: BaseException | None = None) -> None:
         """End it; the first end counts."""
@@ -75,11 +75,11 @@ class Seat:
                 self._generation, self._error = generation, error
                 self._ended.set()
 
-    def run_by_itself(self, step: int = 0) -> None:
-        """Send it away from the others, to begin anew; its guidance changes from `step` on."""
+    def run_by_itself(self) -> None:
+        """Send it away from the others, to begin anew."""
         with self._turn_to_tell:
             if not self.ended:
-                self.by_itself, self.steer_from = True, step
+                self.by_itself = True
                 self._ended.set()
 
     def anew(self) -> "Seat":

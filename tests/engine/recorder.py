@@ -1,5 +1,7 @@
 """An observer that writes down where a run is, and may stop or steer it."""
 
+from collections.abc import Mapping
+
 from PIL import Image
 
 from workers.observer import Interrupted
@@ -28,5 +30,16 @@ class Recorder:
     def on_preview(self, step: int, picture: Image.Image) -> None:
         self.previews.append((step, picture))
 
-    def guidance_scale(self) -> float | None:
-        return self._guidance
+    def guidance(self) -> Mapping[str, float | None]:
+        return {} if self._guidance is None else {"guidance_scale": self._guidance}
+
+
+class Steerer(Recorder):
+    """Asks for other scales once so many steps are done."""
+
+    def __init__(self, at: int, **wanted: float | None) -> None:
+        super().__init__()
+        self._at, self._wanted = at, wanted
+
+    def guidance(self) -> Mapping[str, float | None]:
+        return self._wanted if self.calls[-1][0] >= self._at else {}

@@ -1,5 +1,6 @@
 """Requests that wait together start as one pipeline call, and yet are requests of their own."""
 
+import copy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from scripts.families import save_family
 from scripts.family_trial import small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.conftest import MakeParameters, patient, plan
-from tests.engine.recorder import Recorder
+from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
 from workers.batch_lesson import BatchLesson
@@ -202,30 +203,61 @@ def test_when_all_are_canceled_nothing_goes_on(company: Company, asked: list[Par
     assert company.engine.generate(asked[0], Recorder()).steps == 6
 
 
-class Steerer(Recorder):
-    """Asks for a guidance scale once so many steps are done."""
-
-    def __init__(self, wanted: float, at: int) -> None:
-        super().__init__()
-        self._wanted, self._at = wanted, at
-
-    def guidance_scale(self) -> float | None:
-        return self._wanted if self.calls[-1][0] >= self._at else None
-
-
-def test_one_whose_guidance_is_changed_begins_anew_by_itself_and_changes_where_it_would_have(
-    company: Company, asked: list[Parameters]
-):
+def test_one_changes_its_guidance_among_the_others(company: Company, asked: list[Parameters]):
     alone = company.alone(asked)
-    steered = company.engine.generate(asked[1], Steerer(8.0, at=3))
+    steered = company.engine.generate(asked[1], Steerer(3, guidance_scale=8.0))
     assert difference(steered, alone[1]) > 8
-    watchers = [Recorder(), Steerer(8.0, at=3), Recorder(), Recorder()]
+    company.encoded.clear()
+    watchers = [Recorder(), Steerer(3, guidance_scale=8.0), Recorder(), Recorder()]
     made = [each.result(TIMEOUT_S) for each in company.start(asked, watchers)]
     alone[1] = steered
     assert max(map(difference, made, alone)) <= 1
-    assert watchers[1].calls == sorted(watchers[1].calls)
-    assert made[1].steps == 6
-    assert made[1].warnings == ()
+    assert company.encoded == [4, 4]
+    assert [each.batch_mean for each in made] == [4] * 4
+    assert [each.warnings for each in made] == [()] * 4
+
+
+def test_an_embedded_guidance_is_each_one_s_own(tmp_path: Path):
+    company = Company(load_pipeline(plan(save_family("flux", tmp_path))), width=48, height=32)
+    asked = [
+        small_request(company.engine.abilities, TEXT_TO_IMAGE, prompt=prompt, seed=seed)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    alone = company.alone(asked)
+    watchers = [Recorder(), Steerer(0, guidance_scale=90.0), Steerer(1, guidance_scale=0.0)]
+    for index in (1, 2):
+        steered = company.engine.generate(asked[index], copy.deepcopy(watchers[index]))
+        assert difference(steered, alone[index]) > 2
+        alone[index] = steered
+    company.encoded.clear()
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, [*watchers, Recorder()])]
+    company.pool.shutdown()
+    assert max(map(difference, made, alone)) <= 1
+    assert [each.batch_mean for each in made] == [4] * 4
+    assert [each.warnings for each in made] == [()] * 4
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before the first step", "later"])
+def test_one_whose_guidance_changes_begins_anew_where_samples_are_guided_one_by_one(
+    tmp_path: Path, at: int
+):
+    company = Company(load_pipeline(plan(save_family("z_image", tmp_path))), width=48, height=32)
+    asked = [
+        small_request(company.engine.abilities, TEXT_TO_IMAGE, prompt=prompt, seed=seed)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    alone = company.alone(asked)
+    steered = company.engine.generate(asked[1], Steerer(at, guidance_scale=9.0))
+    assert difference(steered, alone[1]) > 8
+    steerer = Steerer(at, guidance_scale=9.0)
+    started = company.start(asked, [Recorder(), steerer, Recorder(), Recorder()])
+    made = [each.result(TIMEOUT_S) for each in started]
+    company.pool.shutdown()
+    alone[1] = steered
+    assert max(map(difference, made, alone)) <= 1
+    assert steerer.calls == sorted(steerer.calls)
+    assert (made[1].steps, made[1].batch_mean) == (3, 1)
+    assert [each.warnings for each in made] == [()] * 4
 
 
 def test_guidance_that_cannot_be_changed_is_said_and_parts_nobody(

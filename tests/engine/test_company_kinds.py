@@ -26,7 +26,7 @@ from scripts.families import save_family
 from scripts.family_trial import pixels, small_inputs, small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.conftest import MakeParameters, plan
-from tests.engine.recorder import Recorder
+from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
 from workers.abilities import inspect_abilities
 from workers.batch_lesson import BatchLesson
@@ -214,15 +214,17 @@ def test_each_sees_how_its_own_first_output_looks(company: Company, asked: list[
 def test_guidance_of_one_with_several_outputs_changes_where_it_would_have(
     company: Company, asked: list[Parameters]
 ):
-    class Steerer(Recorder):
-        def guidance_scale(self) -> float | None:
-            return 8.0 if self.calls[-1][0] >= 3 else None
-
     alone = company.alone(asked)
-    alone[0] = company.engine.generate(asked[0], Steerer())
-    made = results(company.start(asked, [Steerer(), Recorder(), Recorder()]))
+    steered = company.engine.generate(asked[0], Steerer(3, guidance_scale=8.0))
+    assert difference(steered, alone[0]) > 8
+    alone[0] = steered
+    company.encoded.clear()
+    made = results(
+        company.start(asked, [Steerer(3, guidance_scale=8.0), Recorder(), Recorder()])
+    )
     assert max(map(difference, made, alone)) <= 1
     assert (made[0].steps, made[0].warnings) == (6, ())
+    assert company.encoded == [6, 6]
 
 
 def test_images_of_any_size_are_laid_on_that_of_the_output_and_start_together(

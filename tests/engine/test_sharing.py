@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,12 +44,12 @@ class Starter(Recorder):
         if step == self._stop_at_step:
             raise Interrupted("canceled")
 
-    def guidance_scale(self) -> float | None:
+    def guidance(self) -> Mapping[str, float | None]:
         # Asked between steps only, never while a run waits for its turn.
         if not self._waited:
             self._waited = True
             self._start.wait(TIMEOUT_S)
-        return super().guidance_scale()
+        return super().guidance()
 
 
 @pytest.fixture

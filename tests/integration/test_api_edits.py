@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.integration.api_world import (
+    ABILITIES,
     Door,
     PlayedReplica,
     body_of,
     error_of,
     wrong_fields,
 )
+from workers.run import Run
 
 
 def test_a_waiting_request_can_be_changed_in_everything(door: Door, replica: PlayedReplica) -> None:
@@ -107,6 +110,23 @@ def test_a_running_request_can_be_changed_in_a_little(door: Door, replica: Playe
     signals = door.service.router.claims.progress(claimed, 1, 20, 0.1)
     assert signals is not None
     assert signals.revision == 1
+
+
+def test_a_run_is_told_of_the_scales_that_changed(door: Door, replica: PlayedReplica) -> None:
+    replica.load(replace(ABILITIES, true_cfg_scale=True))
+    request_id = door.submitted(guidance_scale=4, true_cfg_scale=2)["id"]
+    run = Run(replica.claim(), lambda: None)
+    assert run.guidance() == {}
+    for fields, told in (
+        ({"timeout": 9}, {}),
+        ({"true_cfg_scale": 6}, {"true_cfg_scale": 6}),
+        ({"guidance_scale": 5}, {"guidance_scale": 5, "true_cfg_scale": 6}),
+        ({"guidance_scale": 4}, {"guidance_scale": 4, "true_cfg_scale": 6}),
+        ({"true_cfg_scale": None}, {"guidance_scale": 4, "true_cfg_scale": None}),
+    ):
+        assert door.patch(request_id, **fields).status_code == 200
+        run.edit(door.service.router.store.get(request_id))
+        assert run.guidance() == told
 
 
 def test_an_ended_request_stays_as_it_is(door: Door, replica: PlayedReplica) -> None:
