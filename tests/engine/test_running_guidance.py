@@ -38,7 +38,7 @@ def said(name: str, wanted: float) -> tuple[str, ...]:
 
 
 class Family:
-    """One tiny pipeline and a request for it."""
+    """One tiny pipeline and a request for it; `latents` is what it decoded last."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.pipe, self.engine = load_folder(folder)
@@ -48,27 +48,27 @@ class Family:
         changes |= {scale_of(name): BEFORE, "num_inference_steps": 2 if name == SLOW else 3}
         self.asked = small_request(self.engine.abilities, task, **changes)
         self.inputs = small_inputs(task)
-        self._latents: list[torch.Tensor] = []
+        self.latents: list[torch.Tensor] = []
         decode = self.pipe.vae.decode
 
         def decoding(latents: torch.Tensor, *args: Any, **options: Any):
-            self._latents.append(latents.flatten())
+            self.latents.append(latents.flatten())
             return decode(latents, *args, **options)
 
         self.pipe.vae.decode = decoding
 
     def run(self, watcher: Any, **changes: Any):
         """What a run of the engine decodes, and its warnings."""
-        self._latents.clear()
+        self.latents.clear()
         made = self.engine.generate(self.asked.with_changes(changes), watcher, self.inputs)
-        return torch.cat(self._latents), made.warnings
+        return torch.cat(self.latents), made.warnings
 
     def raw(self, **options: Any):
         """What a call of the bare pipeline decodes."""
-        self._latents.clear()
+        self.latents.clear()
         with torch.inference_mode():
             self.pipe(**call_arguments(self.asked, type(self.pipe), self.inputs), **options)
-        return torch.cat(self._latents)
+        return torch.cat(self.latents)
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +300,18 @@ def test_what_cannot_be_changed_is_said(
     made, warnings = family.run(Steerer(at, **wanted), **changes)
     assert warnings == said(*next(iter(wanted.items())))
     assert torch.equal(made, family.run(Recorder(), **changes)[0])
+
+
+def test_what_is_changed_while_it_is_decoded_is_said(families: Callable[[str], Family]):
+    family = families("sana")
+
+    class Late(Recorder):
+        def guidance(self):
+            return {"guidance_scale": AFTER} if family.latents else {}
+
+    made, warnings = family.run(Late())
+    assert warnings == said("guidance_scale", AFTER)
+    assert torch.equal(made, family.run(Recorder())[0])
 
 
 def test_a_scale_of_which_something_was_computed_before_the_loop_cannot_be_changed(tmp_path: Path):
