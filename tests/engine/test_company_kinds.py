@@ -219,9 +219,7 @@ def test_guidance_of_one_with_several_outputs_changes_where_it_would_have(
     assert difference(steered, alone[0]) > 8
     alone[0] = steered
     company.encoded.clear()
-    made = results(
-        company.start(asked, [Steerer(3, guidance_scale=8.0), Recorder(), Recorder()])
-    )
+    made = results(company.start(asked, [Steerer(3, guidance_scale=8.0), Recorder(), Recorder()]))
     assert max(map(difference, made, alone)) <= 1
     assert (made[0].steps, made[0].warnings) == (6, ())
     assert company.encoded == [6, 6]
