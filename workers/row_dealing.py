@@ -40,8 +40,10 @@ def deal_calls(module: torch.nn.Module, parts: int, whole: Forward, run_parts: R
 
     The error of a part is that of the call.
     """
-    dealt = _DealtForward(parts, whole, run_parts)
-    module.forward = functools.wraps(type(module).forward)(dealt.bind(type(module)))
+    forward = whole
+    if parts > 1:
+        forward = _DealtForward(parts, whole, run_parts).bind(type(module))
+    module.forward = functools.wraps(type(module).forward)(forward)
 
 
 class _DealtForward:

@@ -24,7 +24,7 @@ from workers.device_chunk import DeviceChunk
 from workers.engine import Engine
 from workers.lane import Lane, open_lanes
 from workers.pipeline_loader import load_pipeline
-from workers.row_dealing import deal_rows
+from workers.row_dealing import deal_calls, deal_rows
 
 
 def plan_of_two(model: Path = BUNDLED, **parallel: Any) -> ReplicaPlan:
@@ -122,6 +122,13 @@ def test_each_copy_runs_its_rows_on_its_lane(denoiser: Watched):
     assert denoiser.seen == [3, 5, 3]  # the first call proves itself uncut
     assert len({*first.threads, *second.threads}) == 3
     assert second.weight.data_ptr() == denoiser.weight.data_ptr()
+
+
+def test_where_only_one_can_run_the_parts_each_call_runs_once():
+    made = ToyDenoiser()
+    deal_calls(made, 1, made.forward, lambda *_: pytest.fail("there are no parts"))
+    made(torch.ones(3, 2), torch.tensor(1.0))
+    assert made.seen == [3]
 
 
 def test_one_row_runs_on_the_first_alone(denoiser: Watched):
