@@ -40,10 +40,8 @@ def deal_calls(module: torch.nn.Module, parts: int, whole: Forward, run_parts: R
 
     The error of a part is that of the call.
     """
-    forward = whole
-    if parts > 1:
-        forward = _DealtForward(parts, whole, run_parts).bind(type(module))
-    module.forward = functools.wraps(type(module).forward)(forward)
+    dealt = _DealtForward(parts, whole, run_parts)
+    module.forward = functools.wraps(type(module).forward)(dealt.bind(type(module)))
 
 
 class _DealtForward:
@@ -61,6 +59,8 @@ class _DealtForward:
         signature = own.replace(parameters=list(own.parameters.values())[1:])
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._parts < 2:
+                return self._whole(*args, **kwargs)
             try:
                 arguments = signature.bind(*args, **kwargs).arguments
                 described = layout(arguments)
