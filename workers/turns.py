@@ -27,11 +27,14 @@ class Turns:
 
     Attributes:
         patience_s: Longest that one whose turn it is waits for those that are about to come.
+        most_outputs: Of those that start together. Each is a text to encode at once, and attention
+            of a text encoder takes a hundred megabytes for one (T5-XXL, 512 tokens).
     """
 
     def __init__(self) -> None:
         """The turn is free."""
         self.patience_s = 0.005
+        self.most_outputs = 16
         self._lock = threading.Lock()
         self._taken = False
         self._line: deque[_Ticket] = deque()
@@ -70,13 +73,17 @@ class Turns:
         with self._lock:
             if seat.company is not None:
                 self._nobody_comes.wait_for(lambda: not self._coming, self.patience_s)
-                alike = [each for each in self._line if _fits(each, seat)]
-                for each in alike:
-                    self._line.remove(each)
-                    each.taken_along = True
-                    each.called.set()
-                company += [each.seat for each in alike if each.seat is not None]
+                for ticket in [each for each in self._line if _fits(each, seat)]:
+                    if ticket.seat is None or not self._has_room(company, ticket.seat):
+                        continue
+                    self._line.remove(ticket)
+                    ticket.taken_along = True
+                    ticket.called.set()
+                    company.append(ticket.seat)
         return company
+
+    def _has_room(self, company: Sequence[Seat], seat: Seat) -> bool:
+        return sum(each.outputs for each in (*company, seat)) <= self.most_outputs
 
     def take(self, tell: Callable[[], None]) -> None:
         """Wait for the turn; `tell` is called every tenth of a second and may raise."""

@@ -225,6 +225,19 @@ def test_guidance_of_one_with_several_outputs_changes_where_it_would_have(
     assert company.encoded == [6, 6]
 
 
+def test_no_more_outputs_start_together_than_may_and_the_rest_are_the_next_company(
+    company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
+):
+    asked += [asked[1].with_changes({"seed": 40}), asked[0].with_changes({"seed": 50})]
+    alone = company.alone(asked)
+    monkeypatch.setattr(company.engine._runs.turns, "most_outputs", 4)
+    made = results(company.start(asked, [Recorder() for _ in asked]))
+    assert max(map(difference, made, alone)) <= 1
+    # Two, one and one; those of three and of two find no room and are too many for one company.
+    assert company.encoded[:2] == [4, 4]
+    assert sorted(company.decoded) == [2, 3, 4]
+
+
 def test_images_of_any_size_are_laid_on_that_of_the_output_and_start_together(
     company: Company, asked: list[Parameters]
 ):
