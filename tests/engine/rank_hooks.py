@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 
 def refuse(
     value: float, error: Exception, _module: Any, _args: Any, kwargs: dict[str, Any]
@@ -9,3 +11,10 @@ def refuse(
     """Fail a call in which that is the largest value of a sample."""
     if kwargs["hidden_states"].max() == value:
         raise error
+
+
+class Scarce(torch.Tensor):
+    """A weight for which there is too little memory in float32."""
+
+    def float(self, **_: Any) -> torch.Tensor:
+        raise MemoryError("too little memory")

@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from configs.errors import DeviceLost
+from configs.errors import DeviceLost, NonFiniteOutput
 from configs.stage_config import Dtype
 from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
 from scripts.families import save_family
 from tests.engine.conftest import MakeParameters, patient, plan
-from tests.engine.rank_hooks import refuse
+from tests.engine.rank_hooks import Scarce, refuse
 from tests.engine.recorder import Recorder
 from tests.engine.test_denoiser_copies import adapter_weights, latents
 from tests.engine.test_ranks import ranks, same
@@ -63,14 +64,19 @@ def of_four(folder: Path) -> Iterator[Engine]:
     assert ranks() == []
 
 
+def change(engine: Engine, numbers: Sequence[int], method: str, *args: Any, **kwargs: Any) -> None:
+    """Have some ranks call a method of their denoiser."""
+    chunk: Any = engine._chunk
+    packed, _ = pack((args, kwargs), torch.device("meta"))
+    processes = chunk._ranks._processes
+    processes.tell(Change("transformer", method, packed), numbers)
+    assert set(processes.answers(numbers).values()) == {READY}
+
+
 def poison(engine: Engine, numbers: Sequence[int], value: float, error: Exception) -> None:
     """Have some ranks fail each call in which that is the largest value."""
-    chunk: Any = engine._chunk
-    arguments = (partial(refuse, value, error),), {"with_kwargs": True}
-    packed, _ = pack(arguments, torch.device("meta"))
-    processes = chunk._ranks._processes
-    processes.tell(Change("transformer", "register_forward_pre_hook", packed), numbers)
-    assert set(processes.answers(numbers).values()) == {READY}
+    hook = partial(refuse, value, error)
+    change(engine, numbers, "register_forward_pre_hook", hook, with_kwargs=True)
 
 
 def call_with(pipe: Any, value: float) -> torch.Tensor:
@@ -91,6 +97,20 @@ def call_with(pipe: Any, value: float) -> torch.Tensor:
             return_dict=False,
         )[0]
     return made
+
+
+@contextmanager
+def spoilt(pipe: Any) -> Iterator[None]:
+    """Rank 0 gets NaN of each call below float32."""
+
+    def spoil(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output if output.dtype is torch.float32 else output * float("nan")
+
+    handle = pipe.transformer.proj_out.register_forward_hook(spoil)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def test_two_groups_make_what_one_device_makes(of_four: Engine, folder: Path):
@@ -195,14 +215,23 @@ def test_a_request_is_made_in_float32_by_all_ranks(
     expected = Engine(whole, inspect_abilities(whole, {})).generate(asked, Recorder())
     before = in_half.generate(asked, Recorder())
 
-    def spoil(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return output if output.dtype is torch.float32 else output * float("nan")
-
-    handle = in_half._pipe.transformer.proj_out.register_forward_hook(spoil)
-    made = in_half.generate(asked, Recorder())
-    handle.remove()
+    with spoilt(in_half._pipe):
+        made = in_half.generate(asked, Recorder())
     assert [warning for warning in made.warnings if "made in float32" in warning]
     assert difference(made, expected) <= 1
+    assert difference(in_half.generate(asked, Recorder()), before) == 0
+
+
+def test_a_rank_that_has_no_memory_for_float32_leaves_all_as_they_were(
+    in_half: Engine, parameters: MakeParameters
+):
+    asked = parameters(width=32, height=32, num_inference_steps=3, num_outputs_per_prompt=2)
+    before = in_half.generate(asked, Recorder())
+    scarce = torch.ones(1, dtype=torch.float16).as_subclass(Scarce)
+    change(in_half, (3,), "register_buffer", "scarce", scarce)
+    failed = "a run in float32 failed: MemoryError: MemoryError: too little memory"
+    with spoilt(in_half._pipe), pytest.raises(NonFiniteOutput, match=failed):
+        in_half.generate(asked, Recorder())
     assert difference(in_half.generate(asked, Recorder()), before) == 0
 
 
