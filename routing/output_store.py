@@ -9,6 +9,8 @@ Does not know records, nor what is in a file.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import posixpath
 import time
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from typing import Any
 import fsspec
 
 from configs.errors import OutputWriteFailed
+
+_logger = logging.getLogger(__name__)
 
 
 class OutputStore:
@@ -57,7 +61,12 @@ class OutputStore:
                         f"The output could not be stored after {self._tries} tries: "
                         f"{type(error).__name__}: {error}"
                     ) from error
-                self._sleep(self._pause_s * 2**attempt)
+                pause_s = self._pause_s * 2**attempt
+                _logger.warning(
+                    "%s was not stored, trying again in %g s: %s: %s",
+                    name, pause_s, type(error).__name__, error,
+                )  # fmt: skip
+                self._sleep(pause_s)
             else:
                 return
 
@@ -102,8 +111,10 @@ class OutputStore:
             self._fs.pipe_file(temporary, data)
             self._fs.mv(temporary, path)
         except BaseException:
-            if self._fs.exists(temporary):
-                self._fs.rm_file(temporary)
+            # What went wrong first is told. Where renaming is copying, both names may be there.
+            for left in (temporary, path):
+                with contextlib.suppress(Exception):
+                    self._fs.rm_file(left)
             raise
 
     def _path(self, name: str) -> str:

@@ -114,6 +114,7 @@ class Replica:
         self._heartbeat.start()
         # Here, since torch must not be imported before the device chunk is set.
         from workers.engine import Engine
+        from workers.output_writer import OutputWriter
         from workers.runner import Runner
 
         try:
@@ -131,9 +132,8 @@ class Replica:
             incarnation=self._incarnation,
             engine=engine,
             claims=self._claims,
-            outputs=self._router.outputs,
+            writer=OutputWriter(self._router.outputs, self._settings.output_metadata),
             broker=self._router.broker,
-            write_metadata=self._settings.output_metadata,
             on_progress=self._reporter.wake,
             on_device_lost=self._lose_device,
             preview_every_s=self._settings.preview_every_s,

@@ -7,7 +7,6 @@ canceled, or handed back for another attempt. Does not know Celery.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import threading
 import time
@@ -15,23 +14,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from PIL import Image
 from redis.exceptions import RedisError
 
 from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
 from routing.claims import Claims, Moved, MustRunAlone
-from routing.outcome import Failure, Outcome, Output, Status, Timings
-from routing.output_store import OutputStore
-from routing.parameters import MEDIA_TYPES
+from routing.outcome import Failure, Outcome, Status, Timings
 from routing.record import Request
-from workers.engine import Engine, Generation
-from workers.generation import Video
-from workers.images import encode
+from workers.engine import Engine
 from workers.inputs import Inputs
 from workers.observer import Interrupted
+from workers.output_writer import OutputWriter
 from workers.run import Run, Stop
-from workers.videos import encode_video
 
 _RETRY_S = (0.2, 0.5, 1.0, 2.0)
 _logger = logging.getLogger(__name__)
@@ -45,9 +39,8 @@ class Runner:
     incarnation: str
     engine: Engine
     claims: Claims
-    outputs: OutputStore
+    writer: OutputWriter
     broker: Broker
-    write_metadata: bool
     on_progress: Callable[[], None]
     on_device_lost: Callable[[str], None]
     preview_every_s: float = 0.5
@@ -160,19 +153,18 @@ class Runner:
             _logger.warning(
                 "%s attempt %d ended unrecorded: no longer ours", request.id, request.attempt
             )
-            for output in outcome.outputs:
-                self.outputs.remove_file(output.name)
+            self.writer.remove(outcome.outputs)
 
     def _outcome(self, run: Run) -> Outcome:
         request = run.request
         try:
-            inputs = Inputs.read(request.parameters, self.outputs.read)
+            inputs = Inputs.read(request.parameters, self.writer.store.read)
             generation = self.engine.generate(request.parameters, run, inputs)
             if run.step_s is not None:
                 self.step_s = (
                     run.step_s if self.step_s is None else 0.7 * self.step_s + 0.3 * run.step_s
                 )
-            outputs = self._store(request, generation)
+            outputs = self.writer.write(request, generation)
         except DeviceLost:
             raise
         except ServingError as error:
@@ -190,40 +182,6 @@ class Runner:
             generation.batch_mean,
         )
         return Outcome(Status.SUCCEEDED, outputs, tuple(generation.warnings), timings)
-
-    def _store(self, request: Request, generation: Generation) -> tuple[Output, ...]:
-        stored = []
-        made: tuple[Image.Image | Video, ...] = generation.videos or generation.images
-        for index, (each, seed) in enumerate(zip(made, generation.seeds, strict=True)):
-            form = request.parameters.output_format
-            data = self._file(request, each, seed, generation.scheduler)
-            name = f"{request.id}/{request.attempt}-{index}.{form}"
-            self.outputs.write(name, data)
-            width, height = each.size
-            stored.append(
-                Output(
-                    name=name,
-                    media_type=MEDIA_TYPES[form],
-                    width=width,
-                    height=height,
-                    seed=seed,
-                    bytes=len(data),
-                    sha256=hashlib.sha256(data).hexdigest(),
-                    num_frames=each.num_frames if isinstance(each, Video) else None,
-                    fps=each.fps if isinstance(each, Video) else None,
-                )
-            )
-        return tuple(stored)
-
-    def _file(
-        self, request: Request, made: Image.Image | Video, seed: int, scheduler: str
-    ) -> bytes:
-        parameters, model, metadata = request.parameters, request.model, self.write_metadata
-        if isinstance(made, Video):
-            return encode_video(
-                made, parameters, seed, model, scheduler=scheduler, metadata=metadata
-            )
-        return encode(made, parameters, seed, model, scheduler=scheduler, metadata=metadata)
 
     def _lose_device(self, run: Run, lost: DeviceLost) -> None:
         """Give all runs up: the only one is to blame; of several each may be, so they run alone.

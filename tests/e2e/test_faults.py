@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 EXIT_DEVICE = 4
+FULL_AT = 40_000  # bytes of a file
 FAULTS = {"PYTHONPATH": str(REPOSITORY / "tests" / "faults"), "FAULTS": "72:cuda,80:memory"}
 
 
@@ -105,6 +107,38 @@ def test_too_little_memory_fails_the_one_request_and_the_replica_goes_on(broken:
         assert broken.ended(request["id"])["status"] == "succeeded"
     after = broken.call("GET", "/v1/replicas/replica0").json
     assert (after["pid"], after["state"]) == (before["pid"], "ready")
+
+
+def test_a_full_disk_fails_what_does_not_fit_and_the_replica_goes_on(broken: Service) -> None:
+    """The system lets the process write files up to a size, and fails ``write`` beyond it."""
+    before = broken.call("GET", "/v1/replicas/replica1").json
+    broken.call("POST", "/v1/replicas/replica0/drain")
+    assert (broken.folder / "replica1.log").stat().st_size < FULL_AT / 2  # its log has room
+    large: dict[str, Any] = {"width": 512, "height": 512, "num_outputs_per_prompt": 2}
+    _limit_files(before["pid"], FULL_AT)
+    try:
+        failed = broken.ended(broken.submit(num_inference_steps=1, **large)["id"])
+        fits = broken.ended(broken.submit()["id"])
+    finally:
+        _limit_files(before["pid"], resource.RLIM_INFINITY)
+        broken.call("POST", "/v1/replicas/replica0/resume")
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "output_write_failed")
+    assert "after 4 tries" in failed["error"]["message"]
+    assert "File too large" in failed["error"]["message"]
+    assert failed["outputs"] == []
+    assert broken.files(failed["id"]) == []  # temporary ones are among them
+    assert broken.output(fits).image.size == (64, 64)
+    again = broken.ended(
+        broken.submit_to("replica1", "a cat", num_inference_steps=1, **large)["id"]
+    )
+    assert [len(broken.output(again, index).content) > FULL_AT for index in (0, 1)] == [True] * 2
+    after = broken.call("GET", "/v1/replicas/replica1").json
+    assert (after["pid"], after["state"]) == (before["pid"], "ready")
+    assert "trying again in 1 s" in broken.log("replica1")
+
+
+def _limit_files(pid: int, size: int) -> None:
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def test_an_output_without_a_place_fails_after_some_tries_and_the_replica_goes_on(

@@ -17,6 +17,7 @@ from routing.outcome import Status
 from routing.record import Priority
 from tests.integration.routing_world import World, parameters
 from tests.waiting import wait_until
+from workers.output_writer import OutputWriter
 from workers.reporter import Reporter
 from workers.runner import Runner
 
@@ -63,9 +64,8 @@ def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
         incarnation=world.start("replica0"),
         engine=engine,
         claims=router.claims,
-        outputs=router.outputs,
+        writer=OutputWriter(router.outputs, metadata=True),
         broker=router.broker,
-        write_metadata=True,
         on_progress=lambda: None,
         on_device_lost=lambda _why: None,
     )
