@@ -14,41 +14,32 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from PIL import Image
 
 from configs.errors import (
-    DeviceLost,
-    GenerationError,
-    GenerationFailed,
-    ModelLoadFailed,
-    NonFiniteOutput,
     OutOfMemory,
     ServingError,
 )
-from configs.pipeline_settings import PipelineSettings, WarmupShape
+from configs.pipeline_settings import PipelineSettings
 from configs.stages import ReplicaPlan
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from routing.parameters import Abilities, Parameters
 from workers.abilities import inspect_abilities
 from workers.company_proof import is_right_in_company
 from workers.device_chunk import DeviceChunk
-from workers.device_faults import is_device_lost
-from workers.failure_cause import is_out_of_memory, short_cause
-from workers.finite import watch_decoder
+from workers.failure_cause import short_cause
+from workers.finite_runs import FiniteRuns
 from workers.generation import Generation
 from workers.inputs import Inputs
 from workers.observer import Observer, SilentObserver
 from workers.pipeline_loader import load_pipeline
 from workers.pipeline_runs import PipelineRuns
 from workers.pipeline_settings import finish_settings
-from workers.precision import Precision
 from workers.rendezvous import Rendezvous
-from workers.seat import Seat
+from workers.run_failure import run_failure
+from workers.warm_up_requests import WarmUpRequests
 
 __all__ = ["Engine", "Generation"]
 
 logger = logging.getLogger(__name__)
-
-_FLOAT32 = "made in float32, because in the dtype of the model NaN or infinity came of it"
 
 
 class Engine:
@@ -76,9 +67,8 @@ class Engine:
             threading.Lock() if settings.one_at_a_time else nullcontext()
         )
         self._chunk = DeviceChunk()
-        self._precision = Precision(pipe)
-        watch_decoder(getattr(pipe, "vae", None))
         self._runs = PipelineRuns(pipe, abilities, settings)
+        self._finite_runs = FiniteRuns(pipe, self._runs)
         self.abilities = replace(abilities, loras=self._runs.loras)
 
     @classmethod
@@ -116,16 +106,19 @@ class Engine:
         Raises:
             GenerationError: When the model cannot make it; the replica must not become ready.
         """
-        usual = WarmupShape(self.abilities.default_width, self.abilities.default_height)
-        for shape in dict.fromkeys((usual, *self._warmup_shapes)):
-            self._warm_up(shape)
+        # A cache shows only late in a run whether it fits the family.
+        requests = WarmUpRequests(
+            self.abilities, self._warmup_shapes, steps=100 if self._runs.step_cache.on else None
+        )
+        for parameters, inputs in requests.of_each_size():
+            self.generate(parameters, SilentObserver(), inputs)
         self.abilities = replace(self.abilities, preview=self._runs.preview.ready)
         # A cache keeps requests apart anyway.
         if self._max_num_seqs > 1 and not self._runs.step_cache.on:
             self._runs.in_company = [
                 task
                 for task in self._runs.tasks_for_company
-                if self._is_right_in_company(task, usual)
+                if self._is_right_in_company(requests.in_company(task))
             ]
 
     @property
@@ -145,51 +138,12 @@ class Engine:
         """
         return self._runs.turns.coming()
 
-    def _is_right_in_company(self, task: str, shape: WarmupShape) -> bool:
-        changes: dict[str, Any] = {"task": task}
-        if task in FROM_IMAGE_TASKS and self.abilities.strength:
-            # Two steps from half way, where the image still shows.
-            changes |= {"strength": 0.5, "num_inference_steps": 4}
-        parameters = self._warm_up_parameters(shape).with_changes(changes)
+    def _is_right_in_company(self, parameters: Parameters) -> bool:
         return is_right_in_company(
             parameters,
             str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
             lambda asked, inputs: self.generate(asked, SilentObserver(), inputs),
             self._runs.serve_at_once,
-        )
-
-    def _warm_up(self, shape: WarmupShape) -> None:
-        abilities = self.abilities
-        multiple = abilities.size_multiple
-        if shape.width % multiple or shape.height % multiple:
-            raise ModelLoadFailed(
-                f"engine_args.warmup_shapes: {shape.width}x{shape.height} is not a multiple of "
-                f"{multiple}, as {type(self._pipe).__name__} needs it"
-            )
-        parameters = self._warm_up_parameters(shape)
-        size = (parameters.width, parameters.height)
-        inputs = Inputs(
-            images=(Image.new("RGB", size, "gray"),) if parameters.task in FROM_IMAGE_TASKS else (),
-            mask=Image.new("L", size, "white") if parameters.task == INPAINT else None,
-        )
-        self.generate(parameters, SilentObserver(), inputs)
-
-    def _warm_up_parameters(self, shape: WarmupShape) -> Parameters:
-        abilities = self.abilities
-        task, frames = abilities.tasks[0], abilities.default_frames
-        return Parameters(
-            prompt="warm-up",
-            seed=0,
-            task=task,
-            width=shape.width,
-            height=shape.height,
-            # A cache shows only late in a run whether it fits the family.
-            num_inference_steps=min(
-                abilities.default_steps, 100 if self._runs.step_cache.on else 2
-            ),
-            guidance_scale=abilities.default_guidance_scale if abilities.guidance_scale else None,
-            num_frames=frames and (shape.num_frames or frames),
-            fps=abilities.default_fps,
         )
 
     def generate(
@@ -214,11 +168,13 @@ class Engine:
         """
         try:
             with self._one_at_a_time:
-                return self._generate_finite(parameters, observer, inputs or Inputs())
+                return self._finite_runs.serve(
+                    parameters, observer, inputs or Inputs(), self._chunk
+                )
         except ServingError:
             raise
         except Exception as error:
-            failure = _as_failure(error, parameters, self._pipe._execution_device.type)
+            failure = run_failure(error, parameters, self._pipe._execution_device.type)
             if isinstance(failure, OutOfMemory):
                 # Without the traceback: a log handler that keeps it would keep the tensors too.
                 logger.warning("%s (%s)", failure, short_cause(error))
@@ -237,51 +193,3 @@ class Engine:
         return sum(
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
         )
-
-    def _generate_finite(
-        self, parameters: Parameters, observer: Observer, inputs: Inputs
-    ) -> Generation:
-        """Make the outputs; once more, in float32, where the model's dtype was too small for them.
-
-        For the observer that is a run from the start.
-        """
-
-        def tell() -> None:
-            observer.on_step(0, parameters.num_inference_steps)
-
-        try:
-            with self._precision.usual(tell):
-                return self._runs.serve(Seat(parameters, observer, inputs))
-        except NonFiniteOutput as error:
-            if not (self._chunk.takes_float32 and self._precision.can_rise):
-                raise
-            first = str(error)
-        logger.warning("%s; once more in float32", first)
-        try:
-            with self._precision.raised(tell, self._chunk.in_float32()):
-                made = self._runs.serve(Seat(parameters, observer, inputs))
-        except NonFiniteOutput as error:
-            raise NonFiniteOutput(f"{error} (in float32 too)") from None
-        except DeviceLost:
-            raise
-        except Exception as error:
-            if is_device_lost(error, self._pipe.device.type):
-                raise
-            again = short_cause(error)
-        else:
-            return replace(made, warnings=(*made.warnings, _FLOAT32))
-        # Out here, where no traceback holds the memory of the run any more.
-        gc.collect()
-        torch.cuda.empty_cache()
-        raise NonFiniteOutput(f"{first} (a run in float32 failed: {again})")
-
-
-def _as_failure(error: Exception, parameters: Parameters, device: str) -> GenerationError:
-    if is_device_lost(error, device):
-        return DeviceLost(f"the device answers no more: {short_cause(error)}")
-    if is_out_of_memory(error):
-        size = f"{parameters.num_outputs_per_prompt} x {parameters.width}x{parameters.height}"
-        if parameters.num_frames is not None:
-            size += f" with {parameters.num_frames} frames"
-        return OutOfMemory(f"too little memory for {size}; ask for a smaller size or fewer outputs")
-    return GenerationFailed(f"the pipeline failed: {short_cause(error)}")
