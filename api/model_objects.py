@@ -49,7 +49,16 @@ class ModelObjectSchema(Schema):
     tasks = fields.List(fields.String())
     size_multiple = whole("Width and height are multiples of it.")
     frames_step = whole("A video has 1 frame and a multiple of it more.", allow_none=True)
-    schedulers = fields.List(fields.String())
+    schedulers = fields.List(
+        fields.String(), metadata={"description": "Noise schedulers, the model's own first."}
+    )
+    full_run_schedulers = fields.List(
+        fields.String(),
+        metadata={
+            "description": "Those of them that tasks with a `strength` refuse: they begin at the "
+            "first step."
+        },
+    )
     loras = fields.List(fields.String(), metadata={"description": "Adapters to name in `lora`."})
     output_formats = fields.List(fields.String())
     takes = fields.Nested(TakesSchema)

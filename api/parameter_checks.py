@@ -7,7 +7,7 @@ know the body they came in, nor HTTP.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
     staged = {name: value for name, value in model.defaults.items() if name in usable}
     if staged.get("output_format") in formats_of(task):
         defaults.pop("output_format")
+    if abilities.takes_strength(task) and staged.get("scheduler") in abilities.full_run_schedulers:
+        staged.pop("scheduler")
     values = {**staged, **defaults, **given}
     values.setdefault("seed", secrets.randbelow(_DRAWN_SEEDS))
     if values["output_format"] not in _COMPRESSED and "output_compression" not in given:
@@ -93,14 +95,19 @@ class ParameterChecks:
                 yield FieldError(name, "holds a zero character; take it out")
 
     def _choices(self) -> Iterator[FieldError]:
-        abilities = self.model.abilities
-        for name, known in (("task", abilities.tasks), ("scheduler", abilities.schedulers)):
-            value = self.values.get(name)
-            if value is not None and value not in known:
-                words = ", ".join(known) or "none"
-                yield FieldError(
-                    name, f"{value[:80]!r} is not served by {self.model.name!r}; known are {words}"
-                )
+        abilities, task = self.model.abilities, self.values["task"]
+        if task not in abilities.tasks:
+            yield self._unknown("task", abilities.tasks)
+        name = self.values.get("scheduler")
+        if name is not None and name not in abilities.schedulers:
+            yield self._unknown("scheduler", abilities.schedulers)
+        elif name is not None and name not in abilities.schedulers_for(task):
+            words = ", ".join(abilities.schedulers_for(task))
+            yield FieldError(
+                "scheduler",
+                f"{name} begins at the first step, and {task} of {self.model.name!r} later; "
+                f"give one of {words}",
+            )
         quality = self.values.get("output_compression")
         if quality is None:
             return
@@ -108,6 +115,12 @@ class ParameterChecks:
             yield FieldError("output_compression", f"{quality} is not from 0 to {_MAX_QUALITY}")
         elif self.values["output_format"] not in _COMPRESSED:
             yield FieldError("output_compression", f"is for {' and '.join(_COMPRESSED)}")
+
+    def _unknown(self, name: str, known: Sequence[str]) -> FieldError:
+        value, words = self.values[name], ", ".join(known) or "none"
+        return FieldError(
+            name, f"{value[:80]!r} is not served by {self.model.name!r}; known are {words}"
+        )
 
     def _adapters(self) -> Iterator[FieldError]:
         known = self.model.abilities.loras

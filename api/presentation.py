@@ -109,6 +109,7 @@ def model_object(
         "tasks": list(abilities.tasks),
         "size_multiple": abilities.size_multiple,
         "schedulers": list(abilities.schedulers),
+        "full_run_schedulers": list(abilities.full_run_schedulers),
         "loras": list(abilities.loras),
         "frames_step": abilities.frames_step if video else None,
         "output_formats": all_formats(abilities),

@@ -16,7 +16,6 @@ from routing.parameters import (
     IMAGE_FORMATS,
     IMAGE_TASKS,
     IMAGE_TO_IMAGE,
-    INPAINT,
     VIDEO_FORMATS,
     VIDEO_TASKS,
     Abilities,
@@ -51,7 +50,7 @@ def task_defaults(task: str, abilities: Abilities) -> dict[str, Any]:
 def untaken(task: str, abilities: Abilities) -> set[str]:
     """Return the fields that this task of the model takes none of."""
     names = set() if task in VIDEO_TASKS else set(_VIDEO_FIELDS)
-    if not abilities.strength or task not in {IMAGE_TO_IMAGE, INPAINT}:
+    if not abilities.takes_strength(task):
         names.add("strength")
     return names
 

@@ -149,6 +149,8 @@ class Abilities:
         true_cfg_scale: Whether the pipeline takes one.
         guidance_scale: Whether the pipeline takes one.
         schedulers: Noise schedulers a request may name, the model's own first.
+        full_run_schedulers: Those of them that begin at the first step only; tasks that take a
+            strength refuse them.
         max_pixels: Largest width x height one output may have.
         max_prompt_tokens: Tokens the tokenizer keeps; None where there is no such limit.
         max_images: Input images one request may have; 0 where no task takes any.
@@ -172,6 +174,7 @@ class Abilities:
     guidance_scale: bool = True
     true_cfg_scale: bool = False
     schedulers: tuple[str, ...] = ()
+    full_run_schedulers: tuple[str, ...] = ()
     max_pixels: int = 4_194_304
     max_prompt_tokens: int | None = None
     max_images: int = 0
@@ -183,6 +186,15 @@ class Abilities:
     default_fps: float | None = None
     loras: tuple[str, ...] = ()
     preview: bool = False
+
+    def takes_strength(self, task: str) -> bool:
+        """Tell whether requests of that task may say how much of their image is made anew."""
+        return self.strength and task in {IMAGE_TO_IMAGE, INPAINT}
+
+    def schedulers_for(self, task: str) -> tuple[str, ...]:
+        """Return the noise schedulers that requests of that task may name."""
+        refused = self.full_run_schedulers if self.takes_strength(task) else ()
+        return tuple(name for name in self.schedulers if name not in refused)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready mapping."""
@@ -198,6 +210,7 @@ class Abilities:
                 **kept,
                 "tasks": tuple(kept["tasks"]),
                 "schedulers": tuple(kept.get("schedulers", ())),
+                "full_run_schedulers": tuple(kept.get("full_run_schedulers", ())),
                 "loras": tuple(kept.get("loras", ())),
             }
         )

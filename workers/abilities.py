@@ -12,32 +12,18 @@ from typing import Any
 
 from configs.errors import ModelLoadFailed
 from routing.parameters import FROM_IMAGE_TASKS, Abilities
+from workers.noise_schedulers import from_first_step, offered_schedulers
 from workers.pipeline_arguments import arguments_of, default_of
 from workers.pipeline_tasks import task_classes
 from workers.prompt_limit import max_prompt_tokens
 from workers.video_rules import inspect_frames
 
-_USUAL_SCHEDULERS = (
-    "DDIMScheduler",
-    "DDPMScheduler",
-    "EulerDiscreteScheduler",
-    "EulerAncestralDiscreteScheduler",
-    "HeunDiscreteScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "DEISMultistepScheduler",
-    "UniPCMultistepScheduler",
-    "KDPM2DiscreteScheduler",
-    "KDPM2AncestralDiscreteScheduler",
-)
 _SPATIAL_SCALES = (
     "vae_scale_factor",
     "vae_scale_factor_spatial",
     "vae_spatial_compression_ratio",
     "vae_spatial_scale_factor",
 )
-# Models distilled for these give noise with any other.
-_DISTILLED_SCHEDULERS = {"LCMScheduler", "TCDScheduler"}
 # GLM-Image checks for two patches; no attribute says so.
 _PATCHES_PER_TOKEN = {"GlmImagePipeline": 2}
 # Editing models that read several images at once; no attribute says so, nor how many are sensible.
@@ -58,6 +44,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         for found in classes.values()
         if "strength" in arguments_of(found)
     ]
+    schedulers = offered_schedulers(pipe.scheduler, classes.values())
     multiple = size_multiple(pipe)
     width, height = _default_size(pipe, multiple)
     steps = defaults.get("num_inference_steps") or default_of(taken, "num_inference_steps") or 50
@@ -79,7 +66,8 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         negative_prompt="negative_prompt" in taken,
         guidance_scale=guided,
         true_cfg_scale="true_cfg_scale" in taken,
-        schedulers=_schedulers(pipe.scheduler),
+        schedulers=schedulers,
+        full_run_schedulers=from_first_step(schedulers),
         max_prompt_tokens=max_prompt_tokens(pipe),
         **inspect_frames(pipe, defaults),
         max_images=_max_images(classes),
@@ -157,19 +145,3 @@ def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
 
 def _at_least_one(pixels: int, multiple: int) -> int:
     return max(pixels // multiple, 1) * multiple
-
-
-def _schedulers(own: Any) -> tuple[str, ...]:
-    """The model's own scheduler, then the usual ones that read its configuration rightly."""
-    name = type(own).__name__
-    if name in _DISTILLED_SCHEDULERS:
-        return (name,)
-    classes = {found.__name__: found for found in own.compatibles}
-    usual = [other for other in _USUAL_SCHEDULERS if other in classes and other != name]
-    if own.config.get("prediction_type") == "flow_prediction" or own.config.get("use_flow_sigmas"):
-        usual = [other for other in usual if _takes(classes[other], "use_flow_sigmas")]
-    return (name, *usual)
-
-
-def _takes(function: Any, name: str) -> bool:
-    return name in inspect.signature(function).parameters

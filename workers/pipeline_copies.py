@@ -7,12 +7,11 @@ import copy
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import diffusers
-
 from configs.errors import GenerationFailed
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from workers.company import company_arguments, company_of, takes_company
 from workers.inputs import Inputs
+from workers.noise_schedulers import made_scheduler
 from workers.pipeline_arguments import arguments_of, left_out
 from workers.pipeline_tasks import task_pipelines
 from workers.prompt_limit import cut_warnings, prompt_limits
@@ -43,7 +42,7 @@ class PipelineCopies:
             raise GenerationFailed(f"image: {task} needs one")
         if task == INPAINT and inputs.mask is None:
             raise GenerationFailed(f"mask_image: {task} needs one")
-        pipe = self._copy_with_scheduler(self._pipes[task], parameters.scheduler)
+        pipe = self._copy_with_scheduler(task, parameters.scheduler)
         pipe.__class__ = self._kinds[task]
         return pipe
 
@@ -72,16 +71,15 @@ class PipelineCopies:
                 warnings += cut_warnings(self._limits, name, getattr(parameters, name))
         return warnings
 
-    def _copy_with_scheduler(self, pipe: Any, name: str | None) -> Any:
-        own = self._pipe.scheduler
-        if name is None or name == type(own).__name__:
-            scheduler = copy.deepcopy(own)
-        elif name in self._abilities.schedulers:
-            scheduler = getattr(diffusers, name).from_config(own.config)
-        else:
-            fitting = ", ".join(self._abilities.schedulers)
-            raise GenerationFailed(f"scheduler: {name} does not fit the model; {fitting} do")
-        pipe = copy.copy(pipe)
+    def _copy_with_scheduler(self, task: str, name: str | None) -> Any:
+        own, fitting = self._pipe.scheduler, self._abilities.schedulers_for(task)
+        name = name or type(own).__name__
+        if name not in (type(own).__name__, *fitting):
+            raise GenerationFailed(
+                f"scheduler: {name} does not fit {task} of the model; {', '.join(fitting)} do"
+            )
+        scheduler = made_scheduler(own, name)
+        pipe = copy.copy(self._pipes[task])
         # Not by setattr, which would register the scheduler in the configuration.
         pipe.__dict__["scheduler"] = scheduler
         # What it does for one pipeline alone would be done to all that share the parts.

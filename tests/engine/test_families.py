@@ -216,10 +216,6 @@ def test_a_family_is_warmed_up_for_its_own_task(families: Any):
         Engine(pipe, inspect_abilities(pipe, defaults)).warm_up()
 
 
-def test_a_scheduler_of_another_kind_is_not_offered(families: Any):
-    assert families("flux").engine.abilities.schedulers == ("FlowMatchEulerDiscreteScheduler",)
-
-
 def test_an_autoencoder_that_a_failing_decode_left_upcast_is_put_back(tmp_path: Path):
     pipe = load_pipeline(plan(save_family("stable_diffusion_xl", tmp_path), dtype="float16"))
     engine = Engine(pipe, inspect_abilities(pipe, {}))

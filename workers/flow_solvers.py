@@ -1,0 +1,151 @@
+"""Solvers of a flow model, each over the noise schedule of the model's own scheduler.
+
+A flow-matching model gives a velocity, and its scheduler integrates dx = v dsigma from noise at
+sigma 1 to the sample at sigma 0. How the sigmas are spaced (shift, shift by resolution, last sigma)
+belongs to the model, how one gets from a sigma to the next to the solver. So the copies made here
+stay what they are, an instance of the model's scheduler with its configuration, its timesteps and
+its `scale_noise`, and only the step is that of another scheduler of diffusers.
+
+Left out are DEIS, whose form in the noise divides by 1 - sigma and takes the logarithm of sigma, so
+that it can neither begin at 1 nor end at 0, and all that draw noise in their steps (SASolver,
+FlowMatchLCM, Euler ancestral): the pipelines of flow models pass no generator to the step, so that
+a seed would not give the same picture twice. Knows no families and no requests.
+"""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import torch
+
+HEUN = "FlowMatchHeunDiscreteScheduler"
+_EULER = "FlowMatchEulerDiscreteScheduler"
+_MULTISTEP = (
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+)
+SOLVERS = (_EULER, HEUN, *_MULTISTEP)
+# What pipelines read or pass that belongs to their own scheduler's step alone.
+_FOREIGN_WORDS = frozenset(
+    ("per_token_timesteps", "pred_original_sample", "model_outputs", "last_sample", "_step_index")
+)
+# Solvers in the logarithm of (1 - sigma) / sigma begin this much below 1, as UniPC does by itself.
+_BELOW_ONE = 1e-6
+
+
+def is_flow(own: Any) -> bool:
+    """Tell whether a scheduler integrates a velocity without noise, from sigma 1 down to 0."""
+    config = own.config
+    if type(own).__name__ == _EULER:
+        return not (config.invert_sigmas or config.stochastic_sampling)
+    return (
+        type(own).__name__ in _MULTISTEP
+        and bool(config.use_flow_sigmas)
+        and config.prediction_type == "flow_prediction"
+        and config.final_sigmas_type == "zero"
+    )
+
+
+def steps_plainly(pipeline_class: Any) -> bool:
+    """Tell whether a pipeline gives the step a velocity, a timestep and a sample, and no more."""
+    code = inspect.unwrap(pipeline_class.__call__).__code__
+    keywords = (words for words in code.co_consts if isinstance(words, tuple))
+    return _FOREIGN_WORDS.isdisjoint(
+        (*code.co_names, *(word for each in keywords for word in each))
+    )
+
+
+def solved_by(own: Any, name: str) -> Any:
+    """Return a copy of a flow model's scheduler whose steps are those of the scheduler `name`.
+
+    One of `SOLVERS`. The copy is an instance of a class of that name too. Its `order` is 2 for
+    Heun's method, which calls the denoiser twice for each sigma but the last.
+    """
+    scheduler = copy.deepcopy(own)
+    kind = type(own)
+    members: dict[str, Any] = {"__module__": __name__, "solver_name": name}
+    if name == HEUN:
+        members |= {"order": 2, "set_timesteps": _twice_each(kind.set_timesteps)}
+    scheduler.__class__ = type(name, (_Solved, kind), members)
+    return scheduler
+
+
+class _Solved:
+    """Makes the steps of another scheduler; comes before the class of the model's own."""
+
+    solver_name: str
+    step_index: Any
+    timesteps: torch.Tensor
+    sigmas: torch.Tensor
+    _step_index: int
+    _init_step_index: Callable[[Any], None]
+    _solver: Any
+
+    def step(
+        self,
+        model_output: torch.Tensor,
+        timestep: Any,
+        sample: torch.Tensor,
+        generator: Any = None,
+        return_dict: bool = True,
+    ) -> Any:
+        """Return the sample at the next sigma, in the dtype of `model_output`.
+
+        Args:
+            model_output: The velocity, noise minus sample.
+            timestep: Of `timesteps`; read in the first step, where no index was set to begin at.
+            sample: At the current sigma, of the same shape.
+            generator: Not read.
+            return_dict: Whether an object with `prev_sample` is returned, and not a tuple.
+        """
+        if self.step_index is None:
+            self._init_step_index(timestep)
+            self._solver = _solver(self)
+        # In float32, for multistep solvers subtract outputs that are nearly equal.
+        stepped = self._solver.step(
+            model_output.float(), self._solver.timesteps[0], sample.float(), return_dict=False
+        )[0].to(model_output.dtype)
+        self._step_index += 1
+        if not return_dict:
+            return (stepped,)
+        return diffusers.schedulers.scheduling_utils.SchedulerOutput(prev_sample=stepped)
+
+
+def _solver(scheduler: _Solved) -> Any:
+    """Return a solver at the start of the run that `scheduler` is about to begin."""
+    kind = getattr(diffusers, scheduler.solver_name)
+    solver = (
+        kind()
+        if scheduler.solver_name not in _MULTISTEP
+        else kind(
+            prediction_type="flow_prediction",
+            use_flow_sigmas=True,
+            solver_order=2,
+            lower_order_final=True,
+        )
+    )
+    solver.set_timesteps(len(scheduler.timesteps))
+    sigmas = scheduler.sigmas.to("cpu", torch.float32, copy=True)
+    solver.sigmas = sigmas.clamp(max=1 - _BELOW_ONE)
+    # As many as there are, which the last steps go by; an index says where the solver is.
+    solver.timesteps = sigmas[:-1]
+    solver.set_begin_index(scheduler.step_index)
+    return solver
+
+
+def _twice_each(set_timesteps: Callable[..., None]) -> Callable[..., None]:
+    """Make `set_timesteps` repeat each but the first and the last, as Heun's method goes."""
+
+    # The pipelines look at the signature to see whether sigmas may be given.
+    @functools.wraps(set_timesteps)
+    def set_twice(self: Any, *args: Any, **kwargs: Any) -> None:
+        set_timesteps(self, *args, **kwargs)
+        timesteps, sigmas = self.timesteps, self.sigmas
+        self.timesteps = torch.cat([timesteps[:1], timesteps[1:].repeat_interleave(2)])
+        self.sigmas = torch.cat([sigmas[:1], sigmas[1:-1].repeat_interleave(2), sigmas[-1:]])
+
+    return set_twice
