@@ -14,9 +14,10 @@ import torch
 
 from scripts.families import FAMILIES, save_family
 from scripts.family_trial import Trial, try_family
+from workers.flow_solvers import SOLVERS
 
 _REPOSITORY = Path(__file__).parents[1]
-COLUMNS = 9
+COLUMNS = 10
 PAGE = _REPOSITORY / "docs" / "models.md"
 
 
@@ -107,8 +108,9 @@ folder, loaded by the loader of the replicas and run by their engine, on a CPU:
 `python -m scripts.models_table --write`. A test runs it again. **None but the bundled model was run
 for it with its real weights.**
 
-| family | pipeline | tasks | merges | cancel | preview | size multiple | LoRA | context parallel |
-|---|---|---|---|---|---|---|---|---|
+| family | pipeline | tasks | merges | cancel | preview | size multiple | LoRA | context parallel \
+| schedulers |
+|---|---|---|---|---|---|---|---|---|---|
 """
 _LEGEND = """
 - *tasks* beyond the first run with the same weights, as further pipelines over the same parts.
@@ -120,6 +122,8 @@ _LEGEND = """
   the nearest size that they were trained for and scale to the size asked for.
 - *LoRA*: the pipeline can take adapters. *context parallel*: its denoiser says how to be cut over
   devices (`ulysses_degree`, `ring_degree`).
+- *schedulers*: which list of noise schedulers a request may choose from, see
+  [schedulers.md](schedulers.md).
 
 In every family the guidance of a running request can be changed: `guidance_scale`, and
 `true_cfg_scale` where it guides by that. `tests/engine/test_running_guidance.py` holds each against
@@ -162,6 +166,7 @@ def row(name: str, trial: Trial) -> str:
         str(trial.abilities.size_multiple),
         _yes(trial.lora),
         _yes(trial.context_parallel),
+        _list_of(trial.abilities.schedulers),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -198,6 +203,12 @@ def main() -> None:
         PAGE.write_text(text, encoding="utf-8")
     else:
         print(text)
+
+
+def _list_of(schedulers: Sequence[str]) -> str:
+    if len(schedulers) == 1:
+        return "own"
+    return "flow" if set(schedulers) == set(SOLVERS) else "usual"
 
 
 def _yes(fact: bool) -> str:

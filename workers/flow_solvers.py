@@ -35,6 +35,10 @@ _FOREIGN_WORDS = frozenset(
 )
 # Solvers in the logarithm of (1 - sigma) / sigma begin this much below 1, as UniPC does by itself.
 _BELOW_ONE = 1e-6
+# BDF2 is stable while no step is 1 + sqrt(2) times the one before (Grigorieff 1983). Schedules that
+# end just above 0 (SD3, Sana) leap further in the step before the last, and there two-step formulas
+# do worse than Euler's.
+_LONGEST_STEP = 2.0
 
 
 def is_flow(own: Any) -> bool:
@@ -84,6 +88,7 @@ class _Solved:
     _step_index: int
     _init_step_index: Callable[[Any], None]
     _solver: Any
+    _leaps: frozenset[int]
 
     def step(
         self,
@@ -105,6 +110,9 @@ class _Solved:
         if self.step_index is None:
             self._init_step_index(timestep)
             self._solver = _solver(self)
+            self._leaps = _leaps(self._solver.sigmas)
+        if self._step_index in self._leaps:
+            self._solver.lower_order_nums = 0  # begins anew with a step of the first order
         # In float32, for multistep solvers subtract outputs that are nearly equal.
         stepped = self._solver.step(
             model_output.float(), self._solver.timesteps[0], sample.float(), return_dict=False
@@ -135,6 +143,13 @@ def _solver(scheduler: _Solved) -> Any:
     solver.timesteps = sigmas[:-1]
     solver.set_begin_index(scheduler.step_index)
     return solver
+
+
+def _leaps(sigmas: torch.Tensor) -> frozenset[int]:
+    """Return the steps that are far longer than the one before, in log((1 - sigma) / sigma)."""
+    times = torch.logit(1 - sigmas.double())
+    steps = times.diff()
+    return frozenset((1 + (steps[1:] > _LONGEST_STEP * steps[:-1]).nonzero().flatten()).tolist())
 
 
 def _twice_each(set_timesteps: Callable[..., None]) -> Callable[..., None]:

@@ -56,6 +56,15 @@ def from_first_step(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names[1:] if name in _FROM_THE_FIRST_STEP)
 
 
+def calls_of(scheduler: Any, steps: int) -> int:
+    """Return how often a whole run of so many steps calls `scheduler`.
+
+    Those of the second order call twice for each step but the last.
+    """
+    order = getattr(scheduler, "order", 1)
+    return steps * order - (order - 1)
+
+
 def made_scheduler(own: Any, name: str) -> Any:
     """Return a new scheduler, one of those offered for the model's own one."""
     if name == type(own).__name__:

@@ -23,6 +23,7 @@ from workers.device_chunk import denoisers
 from workers.failure_cause import short_cause
 from workers.generation import Generation, Video, output_of, output_warnings, to_images, to_videos
 from workers.member import Member
+from workers.noise_schedulers import calls_of
 from workers.pipeline_copies import PipelineCopies
 from workers.pipeline_settings import free_parts
 from workers.preview import Preview
@@ -172,7 +173,7 @@ class PipelineRuns:
 
     def _call(self, pipe: Any, seats: Sequence[Seat], run: DenoisingRun) -> Any:
         asked = seats[0].parameters
-        self.step_cache.begin(pipe, asked.num_inference_steps)
+        self.step_cache.begin(pipe, calls_of(pipe.scheduler, asked.num_inference_steps))
         try:
             with self.adapters.ready(asked.lora, self.rendezvous.held):
                 arguments = self._copies.arguments(seats)

@@ -55,7 +55,7 @@ class StepCache:
         return self._backend is not None
 
     def begin(self, pipe: Any, steps: int) -> None:
-        """Empty the cache for a run of `pipe` with so many denoising steps."""
+        """Empty the cache for a run of `pipe` with so many calls of its noise scheduler."""
         self._running = pipe
         if self._backend == "mag_cache" and steps != self._steps:
             # Its ratios are one for each step.

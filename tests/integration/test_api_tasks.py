@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from api.catalog import ServedModel
+from api.parameter_checks import complete
 from routing.outcome import Outcome, Output, Status
 from routing.parameters import Abilities
 from tests.integration.api_world import (
@@ -38,6 +40,12 @@ EDITING = replace(
     max_images=1,
     strength=True,
     default_strength=0.8,
+)
+HEUN = "FlowMatchHeunDiscreteScheduler"
+FLOW = replace(
+    EDITING,
+    schedulers=("FlowMatchEulerDiscreteScheduler", HEUN, "UniPCMultistepScheduler"),
+    full_run_schedulers=(HEUN,),
 )
 RED = data_url(picture(64, 48))
 MASK = data_url(picture(64, 48, color="white"))
@@ -180,3 +188,29 @@ def test_a_video_can_be_had_whole_and_in_parts(door: Door, film: PlayedReplica) 
     beyond = door.get(shown["url"], Range="bytes=5000-")
     assert beyond.status_code == 416
     assert error_of(beyond)["message"]
+
+
+def test_a_scheduler_that_begins_at_the_first_step_is_refused_where_a_strength_goes(
+    door: Door,
+) -> None:
+    door.replica().load(FLOW)
+    assert door.submitted(scheduler=HEUN)["parameters"]["scheduler"] == HEUN
+    either: tuple[dict[str, Any], ...] = ({"image": RED}, {"image": RED, "mask_image": MASK})
+    for images in either:
+        wrong = wrong_fields(door.submit(scheduler=HEUN, **images))
+        assert set(wrong) == {"scheduler"}
+        assert "give one of FlowMatchEulerDiscreteScheduler, UniPC" in wrong["scheduler"]
+        assert door.submitted(scheduler="UniPCMultistepScheduler", **images)
+    model = body_of(door.get("/v1/models"))["data"][0]
+    assert model["schedulers"] == list(FLOW.schedulers)
+    assert model["full_run_schedulers"] == [HEUN]
+
+
+def test_a_stage_s_scheduler_that_a_task_refuses_gives_way_to_the_model_s_own(door: Door) -> None:
+    door.replica().load(FLOW)
+    model = ServedModel("tiny", 0, FLOW, {"scheduler": HEUN})
+    settings = door.service.settings
+    assert complete({}, model, settings)["scheduler"] == HEUN
+    for task in ("image-to-image", "inpaint"):
+        given = {"task": task, "width": 64, "height": 64}
+        assert "scheduler" not in complete(given, model, settings)
