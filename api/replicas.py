@@ -28,7 +28,7 @@ def replicas() -> dict[str, Any]:
 @blueprint.response(200, ReplicaObjectSchema)
 def replica(name: str) -> dict[str, Any]:
     """Return one replica."""
-    return replica_object(current_service().router.replica(name))
+    return replica_object(current_service().router.rotation.replica(name))
 
 
 @blueprint.route("/v1/replicas/<name>/drain", methods=["POST"])
@@ -40,7 +40,7 @@ def drain(query: dict[str, Any], name: str) -> dict[str, Any]:
     What waits there moves on at once; what runs there may end there within drain_s, and is then
     handed back for another attempt on another replica.
     """
-    return replica_object(current_service().router.drain(name, _drain_s(query)))
+    return replica_object(current_service().router.rotation.drain(name, _drain_s(query)))
 
 
 @blueprint.route("/v1/replicas/<name>/restart", methods=["POST"])
@@ -53,14 +53,14 @@ def restart(query: dict[str, Any], name: str) -> dict[str, Any]:
 
     The new process joins the rotation by itself, unless the replica is drained.
     """
-    return replica_object(current_service().router.restart(name, _drain_s(query)))
+    return replica_object(current_service().router.rotation.restart(name, _drain_s(query)))
 
 
 @blueprint.route("/v1/replicas/<name>/resume", methods=["POST"])
 @blueprint.response(200, ReplicaObjectSchema)
 def resume(name: str) -> dict[str, Any]:
     """Let a replica back into the rotation."""
-    return replica_object(current_service().router.resume(name))
+    return replica_object(current_service().router.rotation.resume(name))
 
 
 def _drain_s(query: dict[str, Any]) -> float:

@@ -133,9 +133,10 @@ class Broker:
 
     def _sent(self, what: str, send: Callable[[], object]) -> bool:
         """Whether it was sent by now; where it was not it still is, once the broker lets it."""
+        promised = self._sender.hand_over(lambda: _sent_in_two(what, send))
         try:
             with granted(_WAIT_S) as seconds:
-                return self._sender.hand_over(lambda: _sent_in_two(what, send)).result(seconds)
+                return promised.result(seconds)
         except TimeoutError:
             _logger.warning("%s is not sent yet: the broker does not answer", what)
             return False

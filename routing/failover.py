@@ -74,7 +74,7 @@ class Sweep:
                 )  # fmt: skip
                 self.router.broker.wake(move.replica, move.id, move.attempt)
         if replica.waiting and replica.state is not ReplicaState.READY:
-            self.router.move_waiting(replica.name)
+            self.router.rotation.move_waiting(replica.name)
         long_gone = self.clock() - replica.beat_at > FORGET_AFTER_S
         if long_gone and not replica.waiting and not running and not alive:
             self.router.registry.forget(replica.name)

@@ -53,12 +53,15 @@ class Standing:
     Attributes:
         state: The state that holds.
         waiting: Requests in its line.
+        unannounced: How many of these have no message in its queue; while it has room, as many
+            wake-ups got lost.
         superseded: Whether the name belongs to a newer process.
         drain: What an operator wants of it, if anything.
     """
 
     state: ReplicaState
     waiting: int
+    unannounced: int = 0
     superseded: bool = False
     drain: Drain | None = None
 
@@ -106,9 +109,9 @@ class Registry:
         )
         if answer[0] == "superseded":
             return Standing(ReplicaState.GONE, 0, superseded=True)
-        state, waiting, told_at, seconds, ends = answer
+        state, waiting, unannounced, told_at, seconds, ends = answer
         drain = Drain(told_at, float(seconds), ends == "1") if told_at else None
-        return Standing(ReplicaState(state), int(waiting), drain=drain)
+        return Standing(ReplicaState(state), int(waiting), int(unannounced), drain=drain)
 
     def publish_model(self, model: Model) -> None:
         """Say what a loaded model can do, for the door's checks."""

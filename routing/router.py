@@ -1,4 +1,4 @@
-"""The router: what a client may do to a request or a replica, record first, message second.
+"""The router: what a client may do to a request, record first, message second.
 
 Submit, cancel, update and removal all go the same road: the change is written to the record, which
 is the truth, and then the replica that has the request is told, which is only speed.
@@ -17,7 +17,6 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from configs.errors import Conflict, NotFound
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
@@ -27,9 +26,9 @@ from routing.output_store import OutputStore
 from routing.parameters import Parameters
 from routing.record import Priority, Request
 from routing.registry import Registry
-from routing.replica import Replica, Wish
 from routing.request_lists import RequestLists
 from routing.request_store import CancelAnswer, RequestStore
+from routing.rotation import Rotation
 from routing.submission import Accepted, Limits, Submission
 from routing.unanswered import Unanswered
 from routing.webhooks import Deliveries
@@ -45,6 +44,7 @@ class Router:
     lists: RequestLists
     claims: Claims
     registry: Registry
+    rotation: Rotation
     broker: Broker
     outputs: OutputStore
     unanswered: Unanswered
@@ -60,12 +60,16 @@ class Router:
             per_replica=settings.max_waiting_per_replica,
             per_stage=settings.max_waiting_per_stage,
         )
+        claims = Claims(redis, prefix, settings.max_attempts, settings.routing_policy, clock)
+        registry = Registry(redis, prefix, settings.heartbeat_expiry_s, clock)
+        broker = Broker(settings)
         return cls(
             store=RequestStore(redis, prefix, settings.priority_age_s, limits, clock),
             lists=RequestLists(redis, prefix),
-            claims=Claims(redis, prefix, settings.max_attempts, settings.routing_policy, clock),
-            registry=Registry(redis, prefix, settings.heartbeat_expiry_s, clock),
-            broker=Broker(settings),
+            claims=claims,
+            registry=registry,
+            rotation=Rotation(claims, registry, broker),
+            broker=broker,
             outputs=OutputStore(settings.outputs_url),
             unanswered=Unanswered(clock),
             deliveries=Deliveries(redis, prefix, clock),
@@ -164,76 +168,6 @@ class Router:
             # What a replica still writes until it stops is the sweep's, should it die over it.
             self.loose.strike(request_id)
 
-    def drain(self, name: str, drain_s: float) -> Replica:
-        """Take a replica out of the rotation and move what waits there to the others.
-
-        What runs there may go on for ``drain_s`` seconds and is then handed back.
-
-        Raises:
-            NotFound: There is no such replica.
-        """
-        self._ask(name, Wish.DRAIN, drain_s)
-        self.move_waiting(name)
-        return self.replica(name)
-
-    def restart(self, name: str, drain_s: float) -> Replica:
-        """Drain a replica and have its process end; whoever supervises it starts it again.
-
-        Raises:
-            NotFound: There is no such replica.
-            Conflict: It has no process that could end: it is loading, failed or gone.
-        """
-        self._ask(name, Wish.RESTART, drain_s)
-        self.move_waiting(name)
-        return self.replica(name)
-
-    def resume(self, name: str) -> Replica:
-        """Let a replica back into the rotation.
-
-        Raises:
-            NotFound: There is no such replica.
-        """
-        self._ask(name, Wish.RESUME)
-        for request in self.claims.waiting_at(name):
-            # While it was drained it has taken the wake-ups of these, and left them where they are.
-            self.broker.wake(name, request.id, request.attempt)
-        return self.replica(name)
-
-    def move_waiting(self, name: str) -> int:
-        """Give the waiting requests of a replica to others of its stage; return how many moved."""
-        waiting = self.claims.waiting_at(name)
-        moves = [move for request in waiting if (move := self.claims.move_waiting(request))]
-        for move in moves:
-            self.broker.wake(move.replica, move.id, move.attempt)
-        if moves:
-            _logger.info("moved %d waiting requests away from %s", len(moves), name)
-        return len(moves)
-
-    def _ask(self, name: str, wish: Wish, drain_s: float = 0.0) -> None:
-        answer = self.registry.ask(name, wish, drain_s)
-        if answer == "unknown":
-            raise _no_replica(name, self.registry.names())
-        if answer != "done":
-            raise Conflict(
-                f"{name} is {answer}: there is no process of it that could end and be started "
-                "again; wait until it is ready.",
-                param="name",
-            )
-        node = self._node(name)
-        if node:
-            self.broker.beat(node)
-
-    def replica(self, name: str) -> Replica:
-        """Return a replica.
-
-        Raises:
-            NotFound: There is no such replica.
-        """
-        replica = self.registry.get(name)
-        if replica is None:
-            raise _no_replica(name, self.registry.names())
-        return replica
-
     def _tell(self, request: Request) -> None:
         node = self._node(request.replica)
         if node:
@@ -242,9 +176,3 @@ class Router:
     def _node(self, name: str) -> str | None:
         replica = self.registry.get(name)
         return replica.heartbeat.node if replica else None
-
-
-def _no_replica(name: str, known: list[str]) -> NotFound:
-    return NotFound(
-        f"There is no replica {name!r}; known are {', '.join(known) or 'none'}.", param="name"
-    )

@@ -1,7 +1,8 @@
 """The heartbeat: one thread that says about once a second that this replica lives, and how.
 
-It also wakes its own replica when requests wait while it is idle: a wake-up that got lost (a worker
-that died between taking the message and claiming the request) costs seconds, never a request.
+It also wakes its own replica when requests wait while it is idle: wake-ups that got lost (a worker
+that died between taking a message and claiming its request, an API process that died between moving
+requests and telling) cost seconds, never a request.
 
 Does not know requests beyond how many wait.
 """
@@ -31,7 +32,8 @@ class Reactions:
     Attributes:
         stuck: Asked before each beat; the beat after a True is the last, and ends the process.
         has_room: Whether the replica could take another request now.
-        wake: Called when requests waited while there was room, at two beats in a row.
+        wake: Called when requests waited while there was room, at two beats in a row, with how
+            many messages for them are missing.
         return_strays: Called after each beat; may raise RedisError.
         heed: Called after each beat with what an operator wants of the replica.
         superseded: Called once when a newer process has taken the replica's name.
@@ -39,7 +41,7 @@ class Reactions:
 
     stuck: Callable[[], bool]
     has_room: Callable[[], bool]
-    wake: Callable[[], None]
+    wake: Callable[[int], None]
     return_strays: Callable[[], None]
     heed: Callable[[Drain | None], None]
     superseded: Callable[[], None]
@@ -114,11 +116,16 @@ class Heartbeat:
     def _look_for_lost(self, standing: Standing) -> None:
         idle = (
             standing.state is ReplicaState.READY
-            and standing.waiting > 0
+            and standing.unannounced > 0
             and self._replica.has_room()
         )
         self._idle_beats = self._idle_beats + 1 if idle else 0
         if self._idle_beats >= 2:
-            _logger.info("%d requests wait while there is room; waking up", standing.waiting)
+            _logger.warning(
+                "%d requests wait while there is room, and %d wake-ups got lost; waking up",
+                standing.waiting,
+                standing.unannounced,
+            )
             self._idle_beats = 0
-            self._replica.wake()
+            # For all of them: one at a time would cost two beats for each.
+            self._replica.wake(standing.unannounced)

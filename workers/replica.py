@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
-import socket
 import threading
 import time
-from typing import Any
-
-import psutil
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from configs.devices import Machine
 from configs.errors import GenerationError
@@ -27,13 +24,16 @@ from routing.registry import Drain, Model
 from routing.replica import Heartbeat as Mark
 from routing.replica import ReplicaState
 from routing.router import Router
+from workers.demise import Demise
 from workers.heartbeat import Heartbeat, Reactions
+from workers.replica_mark import ReplicaMark
 from workers.reporter import Reporter
-from workers.run import Stop
+from workers.run import Run, Stop
 
-EXIT_DEVICE = 4  # the device answers no more; a new process may have it back
-_LAST_RUNS_S = 10.0  # a run that hangs in the device is left to the sweep
-_LOOK_S = 0.05
+if TYPE_CHECKING:
+    from workers.runner import Runner
+
+_WAKES_AT_ONCE = 100  # the heartbeat has other things to do; the next one goes on
 _logger = logging.getLogger(__name__)
 _current: Replica | None = None
 
@@ -62,48 +62,42 @@ class Replica:
     """One replica of one stage, in this process.
 
     Attributes:
-        node: Its Celery node name.
         exit_code: That of the process, once it has nothing more to do.
     """
 
     def __init__(self, plan: ReplicaPlan, settings: Settings, machine: Machine) -> None:
         """Connect to nothing yet."""
         self.plan = plan
-        self.node = f"{plan.name}@{socket.gethostname()}"
         self.exit_code: int | None = None
         self._settings = settings
-        self._machine = machine
-        self._started_at = time.time()
-        self._incarnation = f"{int(self._started_at * 1000):013d}-{secrets.token_hex(4)}"
-        self._state = ReplicaState.LOADING
-        self._error: str | None = None
-        self._stopping = False
+        self._own = ReplicaMark(plan, machine)
         self._drain: Drain | None = None
         self._drain_s = settings.drain_s
         self._hand_back_at = 0.0
-        self._process = psutil.Process()
         redis = connect(settings.redis_url)
         self._router = Router.open(settings, redis)
         self._claims: Claims = self._router.claims
-        self._runner: Any = None
+        self._runner: Runner | None = None
+        self._demise = Demise(plan.name, self._own)
         self._heartbeat = Heartbeat(
             self._router.registry,
             self._mark,
             settings.heartbeat_s,
             Reactions(
-                stuck=self._is_stuck,
+                stuck=lambda: self._demise.is_stuck(settings.stuck_after_s),
                 has_room=self._has_room,
                 wake=self._wake_self,
                 return_strays=self._return_strays,
                 heed=self._heed,
-                superseded=self._superseded,
+                superseded=self._demise.superseded,
             ),
         )
-        self._reporter = Reporter(
-            self._claims,
-            self._router.store.get,
-            lambda: self._runner.runs.values() if self._runner else (),
-        )
+        self._reporter = Reporter(self._claims, self._router.store.get, self._runs)
+
+    @property
+    def node(self) -> str:
+        """Its Celery node name."""
+        return self._own.node
 
     def load(self) -> None:
         """Load and warm up the pipeline, with the heartbeat saying so.
@@ -121,29 +115,30 @@ class Replica:
             engine = Engine.load(self.plan)
             engine.warm_up()
         except GenerationError as error:
-            self._state, self._error = ReplicaState.FAILED, str(error)
+            self._own.fail(str(error))
             self._heartbeat.stop()
             raise
         self._router.registry.publish_model(
             Model(self.plan.stage.model_name, self.plan.stage.stage_id, engine.abilities)
         )
-        self._runner = Runner(
+        runner = Runner(
             name=self.plan.name,
-            incarnation=self._incarnation,
+            incarnation=self._own.incarnation,
             engine=engine,
             claims=self._claims,
             writer=OutputWriter(self._router.outputs, self._settings.output_metadata),
             broker=self._router.broker,
             on_progress=self._reporter.wake,
-            on_device_lost=self._lose_device,
+            on_device_lost=lambda why: self._demise.lose_device(why, runner, self._heartbeat),
             preview_every_s=self._settings.preview_every_s,
         )
+        self._runner = self._demise.runner = runner
         self._reporter.start()
-        engine.watch_devices(self._lose_device)
+        engine.watch_devices(runner.on_device_lost)
 
     def open(self) -> None:
         """Join the rotation: the queue is being read from now on."""
-        self._state = ReplicaState.READY
+        self._own.state = ReplicaState.READY
         self._heartbeat.beat_now()
         _logger.info(
             "%s is ready: %s on %s", self.plan.name, self.plan.stage.model_name, self.plan.devices
@@ -151,8 +146,7 @@ class Replica:
 
     def run_next(self) -> str | None:
         """Run the first request of the line; its id, or None where nothing waited."""
-        ran: str | None = self._runner.run_next()
-        return ran
+        return self._runner.run_next() if self._runner else None
 
     def cancel(self, request_id: str, attempt: int) -> bool:
         """Stop a run at its next step; False where it does not run here."""
@@ -181,8 +175,7 @@ class Replica:
         """
         # A second signal is somebody in more of a hurry than the operator was.
         drain_s, self._drain_s = self._drain_s, self._settings.drain_s
-        self._stopping = True
-        self._state = ReplicaState.DRAINING
+        self._own.leave()
         self._heartbeat.beat_now()
         if self._runner is not None:
             self._runner.closed.set()
@@ -192,21 +185,34 @@ class Replica:
 
     def close(self, exit_code: int) -> None:
         """End: the runs are over, the registry is told; a failed one has told its reason before."""
-        if self._state is ReplicaState.FAILED:
+        if self._own.state is ReplicaState.FAILED:
             return
         if self._runner is not None:
             self._reporter.stop()
             self._runner.engine.close()
-        self._state = ReplicaState.GONE
+        self._own.state = ReplicaState.GONE
         self._heartbeat.stop()
         self.exit_code = exit_code
 
-    def _has_room(self) -> bool:
-        room = self.plan.stage.engine_args.max_num_seqs
-        return self._runner is not None and not self._stopping and len(self._runner.runs) < room
+    def _runs(self) -> Collection[Run]:
+        return self._runner.runs.values() if self._runner else ()
 
-    def _wake_self(self) -> None:
-        self._router.broker.wake(self.plan.name, "-", 0)
+    def _mark(self) -> Mark:
+        if self._runner is None:
+            return self._own.taken(None, None)
+        return self._own.taken(self._runner.step_s, self._runner.engine.device_memory_bytes())
+
+    def _has_room(self) -> bool:
+        if self._runner is None or self._own.stopping:
+            return False
+        # What must run alone fills the replica; the wake-ups that come meanwhile are kept.
+        alone = self._runner.runs and self._runner.held_back
+        return not alone and len(self._runner.runs) < self.plan.stage.engine_args.max_num_seqs
+
+    def _wake_self(self, times: int) -> None:
+        for _ in range(min(times, _WAKES_AT_ONCE)):
+            if not self._router.broker.wake(self.plan.name, "-", 0):
+                return
 
     def _return_strays(self) -> None:
         if self._runner is not None:
@@ -214,7 +220,7 @@ class Replica:
 
     def _heed(self, drain: Drain | None) -> None:
         """Do what an operator wants: hand back what runs in time, and end if that is the wish."""
-        if drain is None or self._runner is None or self._stopping:
+        if drain is None or self._runner is None or self._own.stopping:
             self._drain = None
             return
         if drain != self._drain:
@@ -223,71 +229,7 @@ class Replica:
             _logger.info("%s drains; what runs may take %g s more", self.plan.name, drain.seconds)
         if drain.ends:
             _logger.warning("%s ends as it was told, to be started again", self.plan.name)
-            self._stopping, self._drain_s = True, drain.seconds
+            self._own.stopping, self._drain_s = True, drain.seconds
             os.kill(os.getpid(), signal.SIGTERM)
         elif time.monotonic() >= self._hand_back_at:
             self._runner.hand_back_all()
-
-    def _superseded(self) -> None:
-        _logger.critical("another process has become %s; this one ends", self.plan.name)
-        if self._runner is not None:
-            self._runner.stop_all(Stop.LOST)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def _lose_device(self, why: str) -> None:
-        """Leave the rotation, and end once the other runs have been handed back too."""
-        if self._error is None:
-            self._error = f"{why}; the process was ended"
-            self._stopping, self._state = True, ReplicaState.DRAINING
-            self._runner.closed.set()
-            self._heartbeat.beat_now()
-            threading.Thread(target=self._end_without_device, name="end", daemon=True).start()
-
-    def _end_without_device(self) -> None:
-        deadline = time.monotonic() + _LAST_RUNS_S
-        while self._runner.runs and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        # Only now: the sweep takes what a failed replica still runs for crashed.
-        self._state = ReplicaState.FAILED
-        self._heartbeat.stop()
-        _logger.critical("%s: %s", self.plan.name, self._error)
-        # Not by way of torch, whose teardown calls the device.
-        os._exit(EXIT_DEVICE)
-
-    def _is_stuck(self) -> bool:
-        """Whether a run has not moved for too long; the replica has failed then."""
-        limit_s = self._settings.stuck_after_s
-        runs = list(self._runner.runs.values()) if self._runner else []
-        for run in runs:
-            if time.monotonic() - run.moved_at > limit_s:
-                self._state = ReplicaState.FAILED
-                self._error = (
-                    f"no step moved for {limit_s:g} s (STUCK_AFTER_S) at step {run.step} of "
-                    f"{run.steps} of {run.request.id}; the process was ended"
-                )
-                _logger.critical("%s: %s", self.plan.name, self._error)
-                return True
-        return False
-
-    def _mark(self) -> Mark:
-        stage = self.plan.stage
-        engine = self._runner.engine if self._runner else None
-        return Mark(
-            name=self.plan.name,
-            incarnation=self._incarnation,
-            stage=stage.stage_id,
-            model=stage.model_name,
-            state=self._state,
-            node=self.node,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            devices=self.plan.devices,
-            device_kind=self._machine.kind_for(stage),
-            capacity=stage.engine_args.max_num_seqs,
-            started_at=self._started_at,
-            step_s=self._runner.step_s if self._runner else None,
-            memory_bytes=self._process.memory_info().rss,
-            device_memory_bytes=engine.device_memory_bytes() if engine else None,
-            stopping=self._stopping,
-            error=self._error,
-        )

@@ -1,8 +1,8 @@
 -- A replica says that it lives. ARGV: name, incarnation, stage, state, now, expires at, then further
 -- name, value pairs of the heartbeat. A later incarnation sorts after an earlier one.
--- Returns {state it is in now, requests waiting in its line, when it was last told to drain ('' = it is
--- not), seconds that what runs may still take, '1' where this process is to end}, or
--- {'superseded', incarnation}.
+-- Returns {state it is in now, requests waiting in its line, how many of them have no message in its queue,
+-- when it was last told to drain ('' = it is not), seconds that what runs may still take, '1' where this
+-- process is to end}, or {'superseded', incarnation}.
 local name, incarnation, stage, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now, expires_at = ARGV[5], ARGV[6]
 local key = replica_key(name)
@@ -28,5 +28,6 @@ if state == 'ready' then
 else
   redis.call('ZREM', ready_key(stage), name)
 end
-return {state, tostring(redis.call('ZCARD', waiting_key(name))), drains and wish[2] or '', wish[3] or '',
-  restarts and '1' or ''}
+local waiting = redis.call('ZCARD', waiting_key(name))
+return {state, tostring(waiting), tostring(math.max(0, waiting - redis.call('LLEN', prefix .. name))),
+  drains and wish[2] or '', wish[3] or '', restarts and '1' or ''}

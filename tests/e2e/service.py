@@ -115,8 +115,12 @@ class Service:
 
     def log(self, name: str) -> str:
         """Return the end of what a process has printed."""
+        return self.whole_log(name)[-2000:] or "(no log)"
+
+    def whole_log(self, name: str) -> str:
+        """Return all that a process has printed, and those of its name before it."""
         path = self.folder / f"{name}.log"
-        return path.read_text()[-2000:] if path.exists() else "(no log)"
+        return path.read_text() if path.exists() else ""
 
     def call(
         self,

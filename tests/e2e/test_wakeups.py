@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 LONG = 900
+LOST = "wake-ups got lost"
 
 
 @pytest.fixture
@@ -68,13 +69,16 @@ def test_what_waits_lies_in_the_list_and_only_what_runs_is_out(
 
 
 def test_wake_ups_that_got_lost_are_made_good(service: Service, redis: Redis, busy: Any) -> None:
-    """As after a process that died between taking a message and claiming its request."""
-    waiting = [service.submit_to("replica0", "a blue star") for _ in range(2)]
+    """As after processes that died between a message and its claim, or a move and its message."""
+    waiting = [service.submit_to("replica0", "a blue star") for _ in range(6)]
+    before = service.whole_log("replica0").count(LOST)
     redis.delete(f"{service.redis_prefix}replica0")
     _cancel(service, busy)
     for request in waiting:
         ended = service.ended(request["id"])
         assert (ended["status"], ended["replica"], ended["attempt"]) == ("succeeded", "replica0", 1)
+    # All at once, not one of them at every other heartbeat.
+    assert service.whole_log("replica0").count(LOST) == before + 1
 
 
 def test_a_request_that_was_moved_and_whose_new_replica_was_never_told_runs(

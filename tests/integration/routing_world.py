@@ -14,6 +14,7 @@ from routing.failover import Sweep
 from routing.outcome import Outcome, Output, Status
 from routing.parameters import Parameters
 from routing.record import Priority, Request
+from routing.registry import Standing
 from routing.replica import Heartbeat, ReplicaState
 from routing.router import Router
 from routing.submission import Submission
@@ -71,6 +72,16 @@ class World:
         stage: int = STAGE,
         step_s: float | None = None,
     ) -> ReplicaState:
+        return self.standing(name, state, stage, step_s).state
+
+    def standing(
+        self,
+        name: str,
+        state: ReplicaState = ReplicaState.READY,
+        stage: int = STAGE,
+        step_s: float | None = None,
+    ) -> Standing:
+        """Have a replica beat; return what it is answered."""
         heartbeat = Heartbeat(
             name=name,
             incarnation=self.incarnations[name],
@@ -84,7 +95,7 @@ class World:
             device_kind="cpu",
             step_s=step_s,
         )
-        return self.router.registry.beat(heartbeat).state
+        return self.router.registry.beat(heartbeat)
 
     def submission(self, **changes: object) -> Submission:
         values: dict[str, object] = {

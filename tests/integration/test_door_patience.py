@@ -270,3 +270,19 @@ def test_answers_that_are_each_in_time_do_not_add_up(
             _refused(_in_time(place.door, send))
 
     _all_at_once(case, *{**SUBMITS, **HELD_SUBMITS}.items())
+
+
+def test_a_drain_of_many_has_its_patience_for_each_that_moves(
+    api_settings: Settings, redis_client: Redis
+) -> None:
+    """Together they take longer than a call may wait, and each is answered in time."""
+    with _place(api_settings, "drain") as place:
+        for _ in range(30):
+            assert place.direct.submit().status_code == 202
+        place.direct.replica("replica1").load(ALL)
+        assert place.door.get("/v1/replicas").status_code == 200  # a connection that stands
+        place.relay.delay_each(DOOR_PATIENCE_S / 40)
+        answer = place.door.post("/v1/replicas/replica0/drain")
+        assert answer.status_code == 200, answer.get_data(as_text=True)
+        assert body_of(answer)["waiting"] == 0
+        assert body_of(place.direct.get("/v1/replicas/replica1"))["waiting"] == 30

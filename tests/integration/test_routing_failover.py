@@ -117,22 +117,22 @@ def test_draining_moves_what_waits_and_keeps_what_runs(world: World) -> None:
     running, waiting = world.submit(), world.submit()
     assert world.claim("replica0") is not None
     world.start("replica1")
-    drained = world.router.drain("replica0", 5)
+    drained = world.router.rotation.drain("replica0", 5)
     assert drained.state is ReplicaState.DRAINING
     assert world.get(running.id).status is Status.RUNNING
     assert world.get(waiting.id).replica == "replica1"
     assert world.beat("replica0") is ReplicaState.DRAINING
     assert {world.submit().replica for _ in range(3)} == {"replica1"}
-    assert world.router.resume("replica0").state is ReplicaState.READY
+    assert world.router.rotation.resume("replica0").state is ReplicaState.READY
     assert {world.submit().replica for _ in range(3)} == {"replica0", "replica1"}
 
 
 def test_a_drained_replica_starts_nothing_even_where_it_is_the_only_one(world: World) -> None:
     world.start("replica0")
     request = world.submit()
-    world.router.drain("replica0", 5)
+    world.router.rotation.drain("replica0", 5)
     assert world.claim("replica0") is None
-    world.router.resume("replica0")
+    world.router.rotation.resume("replica0")
     claimed = world.claim("replica0")
     assert claimed is not None
     assert claimed.id == request.id
@@ -321,3 +321,15 @@ def test_what_is_moved_keeps_its_place_by_priority_and_age(world: World) -> None
     world.sweep.run()
     order = [claimed.id for _ in range(5) if (claimed := world.claim("replica1"))]
     assert order == [high.id, later[1].id, normal.id, later[0].id, low.id]
+
+
+def test_a_heartbeat_hears_how_many_that_wait_have_no_message(world: World) -> None:
+    world.start("replica0")
+    queue = f"{world.settings.redis_prefix}replica0"
+    for _ in range(3):
+        world.submit()
+    world.redis.lpush(queue, "one")
+    assert world.standing("replica0").unannounced == 2
+    world.redis.lpush(queue, *["another"] * 5)
+    standing = world.standing("replica0")
+    assert (standing.waiting, standing.unannounced) == (3, 0)

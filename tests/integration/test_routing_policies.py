@@ -125,7 +125,7 @@ def test_moved_requests_go_to_the_replica_that_has_the_least_work(world: World) 
     heavy = world.submit(parameters=parameters(num_inference_steps=100))
     light = [world.submit() for _ in range(2)]
     assert heavy.replica not in {request.replica for request in light}
-    world.router.drain("replica0", 0)
+    world.router.rotation.drain("replica0", 0)
     moved = [world.get(request.id) for request in world.router.lists.newest()]
     assert {r.replica for r in moved if r.id != heavy.id}.isdisjoint({"replica0", heavy.replica})
 
@@ -179,9 +179,9 @@ def test_a_key_does_not_hold_to_a_replica_that_is_drained(in_turn: World) -> Non
     in_turn.start("replica0")
     in_turn.start("replica1")
     home = in_turn.submit(affinity_key="me").replica
-    in_turn.router.drain(home, 0)
+    in_turn.router.rotation.drain(home, 0)
     assert in_turn.submit(affinity_key="me").replica != home
-    in_turn.router.resume(home)
+    in_turn.router.rotation.resume(home)
     assert in_turn.submit(affinity_key="me").replica == home
 
 
