@@ -11,6 +11,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
 _MOST_WORK: Final = 10**12  # a million waiting ones still add up within 64 bits
+# Schedulers of the second order call the denoiser twice for each step but the last.
+_SECOND_ORDER: Final = frozenset(
+    (
+        *("HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"),
+        *("KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler"),
+    )
+)
 
 TEXT_TO_IMAGE = "text-to-image"
 IMAGE_TO_IMAGE = "image-to-image"
@@ -109,10 +116,13 @@ class Parameters:
     def work(self) -> int:
         """Return steps x pixels x frames x outputs, what routing weighs; 10^12 at most.
 
-        Only the share ``strength`` of the steps is run where there is an input image.
+        Only the share ``strength`` of the steps is run where there is an input image. Steps are
+        counted in calls of the denoiser.
         """
         share = self.strength if self.image and self.strength is not None else 1.0
         steps = max(1, round(self.num_inference_steps * share))
+        if self.scheduler in _SECOND_ORDER:
+            steps = 2 * steps - 1
         each = self.width * self.height * (self.num_frames or 1)
         return min(steps * each * self.num_outputs_per_prompt, _MOST_WORK)
 

@@ -6,10 +6,9 @@ Outside the denoising loop runs take turns (``workers.turns``); inside it they a
 It knows nothing of families, parameters and outputs.
 """
 
-import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -26,6 +25,7 @@ from workers.preview import Preview
 from workers.running_guidance import RunningGuidance
 from workers.seat import Seat
 from workers.turns import Turns
+from workers.watched_steps import watch_steps
 
 
 class DenoisingRun:
@@ -40,6 +40,7 @@ class DenoisingRun:
         output_rows: Which rows of the output are whose.
         keeps_turn: Whether no other run may come between its first and its last forward.
         guidance: Of its requests.
+        generators: Those that the pipeline was called with, one for each sample.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class DenoisingRun:
         self.output_rows = OutputRows(seats)
         self.keeps_turn = False
         self.guidance = RunningGuidance(seats)
+        self.generators: Sequence[torch.Generator] = ()
         self._pipe = pipe
         self._seats = seats
         self._rows = OutputRows(seats)
@@ -72,7 +74,7 @@ class DenoisingRun:
         self._last_step: float | None = None
 
     def __enter__(self) -> Self:
-        watch_steps(self._pipe.scheduler, self._after_step)
+        watch_steps(self._pipe.scheduler, self._after_step, lambda: self.generators)
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
@@ -199,16 +201,3 @@ class DenoisingRun:
         if self._holds_turn:
             self._holds_turn = False
             self._turns.pass_on()
-
-
-def watch_steps(scheduler: Any, after_step: Callable[[Any], Any]) -> None:
-    """Make `scheduler.step` return what `after_step` makes of its result; item 0 is the sample."""
-    step = scheduler.step
-
-    # The pipelines look at the signature to decide whether to pass `generator` and `eta`: a wrapper
-    # that hides it would drop the seeds without a word.
-    @functools.wraps(step)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        return after_step(step(*args, **kwargs))
-
-    scheduler.step = watched

@@ -11,7 +11,7 @@ import diffusers
 
 from workers.flow_solvers import HEUN, SOLVERS, is_flow, solved_by, steps_plainly
 
-_USUAL_SCHEDULERS = (
+USUAL = (
     "DDIMScheduler",
     "DDPMScheduler",
     "EulerDiscreteScheduler",
@@ -45,7 +45,7 @@ def offered_schedulers(own: Any, pipeline_classes: Iterable[Any]) -> tuple[str, 
     if own.config.get("prediction_type") == "flow_prediction" or own.config.get("use_flow_sigmas"):
         return (name,)
     compatible = {found.__name__ for found in own.compatibles}
-    return (name, *(other for other in _USUAL_SCHEDULERS if other in compatible - {name}))
+    return (name, *(other for other in USUAL if other in compatible - {name}))
 
 
 def from_first_step(names: Sequence[str]) -> tuple[str, ...]:

@@ -177,6 +177,7 @@ class PipelineRuns:
         try:
             with self.adapters.ready(asked.lora, self.rendezvous.held):
                 arguments = self._copies.arguments(seats)
+                run.generators = arguments["generator"]
                 return pipe(**run.guidance.watched(arguments, type(pipe)))
         finally:
             self.step_cache.reset()

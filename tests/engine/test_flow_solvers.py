@@ -8,6 +8,7 @@ begun with is the same all along. The derivative by sigma is the velocity.
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,7 @@ from diffusers import (
 )
 
 from configs.errors import GenerationFailed
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT
+from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Parameters
 from scripts.families import save_family
 from scripts.family_trial import (
     Watcher,
@@ -35,7 +36,7 @@ from scripts.family_trial import (
     together,
 )
 from workers.flow_solvers import HEUN, SOLVERS
-from workers.noise_schedulers import calls_of, made_scheduler, offered_schedulers
+from workers.noise_schedulers import USUAL, calls_of, made_scheduler, offered_schedulers
 
 MEAN, SPREAD = torch.tensor([1.0, -2.0, 0.5, 0.0]), torch.tensor([0.05, 0.3, 1.0, 2.0])
 EULER = "FlowMatchEulerDiscreteScheduler"
@@ -265,3 +266,10 @@ def test_heun_tells_its_two_calls_a_step_and_is_refused_where_a_run_begins_later
         later = small_request(engine.abilities, task, scheduler=HEUN)
         with pytest.raises(GenerationFailed, match=f"{HEUN} does not fit {task}"):
             engine.generate(later, Watcher(), small_inputs(task))
+
+
+def test_routing_weighs_what_schedulers_call():
+    once = Parameters(prompt="a star", seed=0, width=8, height=8, num_inference_steps=4)
+    for name in (*USUAL, *SOLVERS):
+        asked = once.with_changes({"scheduler": name})
+        assert asked.work() * 4 == once.work() * calls_of(getattr(diffusers, name), 4), name

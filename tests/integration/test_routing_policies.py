@@ -58,6 +58,7 @@ def test_work_is_steps_by_pixels_by_frames_by_outputs() -> None:
     assert parameters(num_frames=5).work() == 5 * BASE
     assert parameters(image=("a.png",), strength=0.5).work() == BASE / 2
     assert parameters(image=("a.png",), strength=0.01).work() == BASE / 4
+    assert parameters(scheduler="HeunDiscreteScheduler").work() == BASE * 7 / 4
     assert parameters(num_inference_steps=10**9, num_frames=10**6).work() == 10**12
 
 
