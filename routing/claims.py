@@ -106,7 +106,10 @@ class Claims:
         )
 
     def finish(self, request: Request, outcome: Outcome) -> bool:
-        """Record how a claimed request ended; False where the claim no longer held."""
+        """Record how a claimed request ended; False where the claim no longer held.
+
+        Nor where it was told to stop: then it is canceled, and its files are to be removed.
+        """
         return bool(
             self._scripts.call(
                 "finish",

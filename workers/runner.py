@@ -151,7 +151,9 @@ class Runner:
         outcome = outcome.at(run.step, run.steps)
         if not self._insist(lambda: self.claims.finish(request, outcome)):
             _logger.warning(
-                "%s attempt %d ended unrecorded: no longer ours", request.id, request.attempt
+                "%s attempt %d ended unrecorded: canceled, or no longer ours",
+                request.id,
+                request.attempt,
             )
             self.writer.remove(outcome.outputs)
 

@@ -31,7 +31,8 @@ while true do
     dequeue(id, replica)
     begin_work(replica, now)
     redis.call('SADD', running_key(replica), id)
-    redis.call('HSET', key, 'owner', incarnation, 'started_at', now, 'begun', '1', 'step', '0', 'steps', '0')
+    redis.call('HSET', key, 'owner', incarnation, 'started_at', now, 'begun', '1', 'step', '0', 'steps', '0',
+      'crashed_beside', '')
     set_status(id, 'running')
     watch_deadline(id)
     owe(id, 'started', now)

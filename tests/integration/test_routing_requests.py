@@ -202,6 +202,27 @@ def test_a_cancel_written_while_the_replica_is_dead_holds_when_it_comes_back(wor
     assert world.claim("replica0") is None
 
 
+@pytest.mark.parametrize(
+    "outcome", [SUCCESS, Outcome(Status.FAILED, error=Failure("generation_failed", "no"))]
+)
+def test_a_cancel_that_was_answered_holds_though_the_run_had_done_its_last_step(
+    world: World, outcome: Outcome
+) -> None:
+    world.start("replica0")
+    request, other = world.submit(), world.submit()
+    claimed = world.claim("replica0")
+    assert claimed is not None
+    assert world.router.store.cancel(request.id) is CancelAnswer.STOPPING
+    for _ in range(2):  # its answer may get lost
+        assert world.router.claims.finish(claimed, outcome) is False
+    record = world.get(request.id)
+    assert (record.status, record.outputs, record.error) == (Status.CANCELED, (), None)
+    replica = world.router.registry.get("replica0")
+    assert replica is not None
+    assert (replica.running, replica.completed, replica.failed) == (0, 0, 0)
+    assert world.run("replica0", 1.0).id == other.id
+
+
 def test_a_request_not_started_in_time_expires_and_never_runs(world: World) -> None:
     world.start("replica0")
     late, kept = world.submit(expires_in=5.0), world.submit()
