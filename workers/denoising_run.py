@@ -59,7 +59,7 @@ class DenoisingRun:
         self.output_rows = OutputRows(seats)
         self.keeps_turn = False
         self.guidance = RunningGuidance(seats)
-        self.generators: Sequence[torch.Generator] = ()
+        self.generators: list[torch.Generator] = []
         self._pipe = pipe
         self._seats = seats
         self._rows = OutputRows(seats)

@@ -76,34 +76,20 @@ class RunningScale(float):
     ) -> Any:
         """Run an operation of torch that this is an argument of."""
         named = kwargs or {}
-        scales = [each for each in (*args, *named.values()) if isinstance(each, cls)]
+        scales = [each for each in args if isinstance(each, cls)]
+        if named:
+            scales += [each for each in named.values() if isinstance(each, cls)]
         if not scales:
             return NotImplemented
-
-        def result(read: Callable[[RunningScale], float]) -> Any:
-            def value_of(each: Any) -> Any:
-                return read(each) if isinstance(each, cls) else each
-
-            return function(
-                *map(value_of, args), **{name: value_of(each) for name, each in named.items()}
-            )
-
         for scale in scales:
             scale.used = True
-        if all(scale.alike for scale in scales):
-            return result(lambda scale: scale.values[0])
-        in_place = function.__name__.rstrip("_") != function.__name__ or "out" in named
-        made = result(lambda scale: scale.first)
-        if in_place or not all(scale._has_row_for_each(made) for scale in scales):
-            for scale in scales:
-                scale.divided = True
-            return made
-
-        def row(index: int) -> torch.Tensor:
-            whole: torch.Tensor = result(lambda scale: scale.values[index])
-            return whole[index]
-
-        return torch.stack([row(index) for index in range(len(made))])
+        if not all(scale.alike for scale in scales):
+            return _by_rows(scales, function, args, named)
+        # Each step of each run comes by here.
+        plain = [each.values[0] if isinstance(each, cls) else each for each in args]
+        if not named:
+            return function(*plain)
+        return function(*plain, **_read(named, lambda scale: scale.values[0]))
 
     def _has_row_for_each(self, made: Any) -> bool:
         # The first dimension alone would not tell: where a pipeline goes through the samples one
@@ -121,6 +107,41 @@ class RunningScale(float):
             return self.values[0]
         self.divided = True
         return self.first
+
+
+def _by_rows(
+    scales: Sequence[RunningScale],
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+) -> Any:
+    """Run an operation of torch whose scales have a value for each sample."""
+
+    def result(value_of: Callable[[RunningScale], float]) -> Any:
+        places = dict(enumerate(args))
+        return function(*_read(places, value_of).values(), **_read(named, value_of))
+
+    def row(index: int) -> torch.Tensor:
+        whole: torch.Tensor = result(lambda scale: scale.values[index])
+        return whole[index]
+
+    in_place = function.__name__.rstrip("_") != function.__name__ or "out" in named
+    made = result(lambda scale: scale.first)
+    if in_place or not all(scale._has_row_for_each(made) for scale in scales):
+        for scale in scales:
+            scale.divided = True
+        return made
+    return torch.stack([row(index) for index in range(len(made))])
+
+
+def _read(
+    arguments: Mapping[Any, Any], value_of: Callable[[RunningScale], float]
+) -> dict[Any, Any]:
+    """The arguments with values for scales."""
+    return {
+        name: value_of(each) if isinstance(each, RunningScale) else each
+        for name, each in arguments.items()
+    }
 
 
 def _comparison(name: str) -> Callable[[RunningScale, Any], bool]:

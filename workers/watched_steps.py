@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 def watch_steps(
     scheduler: Any,
     after_step: Callable[[Any], Any],
-    generators: Callable[[], Sequence[torch.Generator]] = tuple,
+    generators: Callable[[], list[torch.Generator]] = list,
 ) -> None:
     """Make `scheduler.step` return what `after_step` makes of its result; item 0 is the sample.
 
@@ -21,26 +21,20 @@ def watch_steps(
     """
     step = scheduler.step
     names = list(inspect.signature(step).parameters)
-    place = names.index("generator") if "generator" in names else None
+    # By position or by name; -1 is no position.
+    sample_at, generator_at = (
+        names.index(name) if name in names else -1 for name in ("sample", "generator")
+    )
 
     # The pipelines look at the signature to decide whether to pass `generator` and `eta`: a wrapper
     # that hides it would drop the seeds without a word.
     @functools.wraps(step)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        if place is not None and len(args) <= place and kwargs.get("generator") is None:
-            kwargs |= _own_generators(generators(), args, kwargs, names)
+        if len(args) <= generator_at and kwargs.get("generator") is None:
+            own = generators()
+            sample = args[sample_at] if len(args) > sample_at >= 0 else kwargs.get("sample")
+            if sample is not None and len(sample) == len(own):
+                kwargs["generator"] = own
         return after_step(step(*args, **kwargs))
 
     scheduler.step = watched
-
-
-def _own_generators(
-    generators: Sequence[torch.Generator],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    names: Sequence[str],
-) -> dict[str, Any]:
-    sample = (dict(zip(names, args, strict=False)) | kwargs).get("sample")
-    if not generators or sample is None or len(sample) != len(generators):
-        return {}
-    return {"generator": list(generators)}
