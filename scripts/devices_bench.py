@@ -27,9 +27,9 @@ import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
 
 from configs.stages import EngineArgs, ParallelConfig
-from workers.denoiser_copies import spread_rows
-from workers.lane import Lane, open_lanes
-from workers.ranks import Ranks
+from workers.devices.denoiser_copies import spread_rows
+from workers.devices.lane import Lane, open_lanes
+from workers.devices.ranks import Ranks
 
 WAYS = ("one", "threads", "copies", "ranks")
 

@@ -25,9 +25,9 @@ import torch
 
 from routing.parameters import Parameters
 from scripts.bench_models import MODELS, BenchModel, make
-from workers.abilities import inspect_abilities
-from workers.engine import Engine
-from workers.observer import SilentObserver
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.observer import SilentObserver
 
 PROMPTS = (
     "a red circle on a blue background",

@@ -25,7 +25,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from workers.image_text_processor import ImageTextProcessor
+from workers.engine.image_text_processor import ImageTextProcessor
 
 TOKENIZER = Path(__file__).parents[1] / "models" / "tiny" / "tokenizer"
 WORDS = len(json.loads((TOKENIZER / "vocab.json").read_text()))

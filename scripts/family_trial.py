@@ -12,12 +12,12 @@ from PIL import Image, ImageDraw
 
 from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS, Abilities, Parameters
-from workers.abilities import inspect_abilities
-from workers.engine import Engine, Generation
-from workers.inputs import Inputs
-from workers.merging import Unmergeable, layout
-from workers.observer import Interrupted, SilentObserver
-from workers.pipeline_loader import load_pipeline
+from workers.denoiser.merging import Unmergeable, layout
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine, Generation
+from workers.engine.inputs import Inputs
+from workers.engine.observer import Interrupted, SilentObserver
+from workers.engine.pipeline_loader import load_pipeline
 
 _TIMEOUT_S = 120
 _STEPS = 3

@@ -14,7 +14,7 @@ import torch
 
 from scripts.families import FAMILIES, save_family
 from scripts.family_trial import Trial, try_family
-from workers.flow_solvers import SOLVERS
+from workers.engine.flow_solvers import SOLVERS
 
 _REPOSITORY = Path(__file__).parents[1]
 COLUMNS = 10

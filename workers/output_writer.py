@@ -16,7 +16,7 @@ from routing.outcome import Output
 from routing.output_store import OutputStore
 from routing.parameters import MEDIA_TYPES
 from routing.record import Request
-from workers.generation import Generation, Video
+from workers.engine.generation import Generation, Video
 from workers.images import encode
 from workers.videos import encode_video
 

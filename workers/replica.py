@@ -107,7 +107,7 @@ class Replica:
         """
         self._heartbeat.start()
         # Here, since torch must not be imported before the device chunk is set.
-        from workers.engine import Engine
+        from workers.engine.engine import Engine
         from workers.output_writer import OutputWriter
         from workers.runner import Runner
 

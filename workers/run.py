@@ -18,8 +18,8 @@ from enum import StrEnum
 from PIL import Image
 
 from routing.record import Request
+from workers.engine.observer import Interrupted
 from workers.images import encode_preview
-from workers.observer import Interrupted
 
 
 class Stop(StrEnum):

@@ -21,9 +21,9 @@ from routing.broker import Broker
 from routing.claims import Claims, Moved, MustRunAlone
 from routing.outcome import Failure, Outcome, Status, Timings
 from routing.record import Request
-from workers.engine import Engine
-from workers.inputs import Inputs
-from workers.observer import Interrupted
+from workers.engine.engine import Engine
+from workers.engine.inputs import Inputs
+from workers.engine.observer import Interrupted
 from workers.output_writer import OutputWriter
 from workers.run import Run, Stop
 

@@ -17,7 +17,7 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from configs.errors import OutputWriteFailed
 from routing.parameters import Parameters
 from workers.description import describe
-from workers.generation import Video
+from workers.engine.generation import Video
 
 _THREADS = 4
 # Constant rate factor of x264: 0 is without loss, 23 its default, 17 looks like the frames.

@@ -19,8 +19,8 @@ from routing.parameters import Parameters
 from tests.e2e.service import Service
 from tests.engine.tiny_families import save_family
 from tests.waiting import wait_until
-from workers.engine import Engine
-from workers.observer import SilentObserver
+from workers.engine.engine import Engine
+from workers.engine.observer import SilentObserver
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def served(service: Service) -> np.ndarray[Any, Any]:
 
 def ranks(service: Service) -> list[psutil.Process]:
     found = psutil.Process(service.processes["replica0"].pid).children(recursive=True)
-    return [each for each in found if "workers.rank" in each.cmdline()]
+    return [each for each in found if "workers.devices.rank" in each.cmdline()]
 
 
 def affinities(service: Service) -> set[frozenset[int]]:

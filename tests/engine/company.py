@@ -15,10 +15,10 @@ from scripts.family_trial import pixels
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.abilities import inspect_abilities
-from workers.engine import Engine, Generation
-from workers.inputs import Inputs
-from workers.observer import Interrupted
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine, Generation
+from workers.engine.inputs import Inputs
+from workers.engine.observer import Interrupted
 
 TIMEOUT_S = 60
 

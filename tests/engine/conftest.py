@@ -9,10 +9,10 @@ import torch
 
 from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
-from workers.abilities import inspect_abilities
-from workers.engine import Engine
-from workers.pipeline_loader import load_pipeline
-from workers.rendezvous import Rendezvous
+from workers.denoiser.rendezvous import Rendezvous
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.pipeline_loader import load_pipeline
 
 MakeParameters = Callable[..., Parameters]
 TIMEOUT_S = 60

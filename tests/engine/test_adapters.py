@@ -15,10 +15,10 @@ from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import lora_weights, save_lora
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
-from workers.adapters import Adapters
-from workers.engine import Engine
-from workers.observer import Interrupted
-from workers.pipeline_loader import load_pipeline
+from workers.engine.adapters import Adapters
+from workers.engine.engine import Engine
+from workers.engine.observer import Interrupted
+from workers.engine.pipeline_loader import load_pipeline
 
 STYLE, BOTH, WORDS = Lora("style"), Lora("both", 0.5), Lora("words")
 

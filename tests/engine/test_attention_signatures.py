@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.engine.tiny_families import FAMILIES
-from workers.attention_signatures import note_signatures
-from workers.device_chunk import denoisers
+from workers.denoiser.attention_signatures import note_signatures
+from workers.devices.device_chunk import denoisers
 
 
 def processors(denoiser: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.batch_lesson import BatchLesson
+from workers.denoiser.batch_lesson import BatchLesson
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from tests.engine.conftest import MakeParameters, patient, plan
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.batch_lesson import BatchLesson
-from workers.observer import Interrupted
-from workers.pipeline_loader import load_pipeline
+from workers.denoiser.batch_lesson import BatchLesson
+from workers.engine.observer import Interrupted
+from workers.engine.pipeline_loader import load_pipeline
 
 PROMPTS = ("a red circle on a blue background", "a star", "a green heart on a white ground", "x")
 

@@ -28,15 +28,15 @@ from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
-from workers.abilities import inspect_abilities
-from workers.batch_lesson import BatchLesson
-from workers.company import company_of
-from workers.company_proof import is_right_in_company
-from workers.engine import Engine, Generation
-from workers.inputs import Inputs
-from workers.observer import Interrupted
-from workers.pipeline_loader import load_pipeline
-from workers.seat import Seat
+from workers.denoiser.batch_lesson import BatchLesson
+from workers.engine.abilities import inspect_abilities
+from workers.engine.company import company_of
+from workers.engine.company_proof import is_right_in_company
+from workers.engine.engine import Engine, Generation
+from workers.engine.inputs import Inputs
+from workers.engine.observer import Interrupted
+from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.seat import Seat
 
 PROMPTS = ("a red circle on a blue background", "a star", "a green heart on a white ground")
 OUTPUTS = (2, 1, 3)

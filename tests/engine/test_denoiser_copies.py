@@ -19,12 +19,12 @@ from tests.engine.recorder import Recorder
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from tests.engine.tiny_families import FAMILIES, save_family
 from tests.engine.toy_denoiser import ToyDenoiser
-from workers.denoiser_copies import each_copy, spread_rows
-from workers.device_chunk import DeviceChunk
-from workers.engine import Engine
-from workers.lane import Lane, open_lanes
-from workers.pipeline_loader import load_pipeline
-from workers.row_dealing import deal_calls, deal_rows
+from workers.devices.denoiser_copies import each_copy, spread_rows
+from workers.devices.device_chunk import DeviceChunk
+from workers.devices.lane import Lane, open_lanes
+from workers.devices.row_dealing import deal_calls, deal_rows
+from workers.engine.engine import Engine
+from workers.engine.pipeline_loader import load_pipeline
 
 
 def plan_of_two(model: Path = BUNDLED, **parallel: Any) -> ReplicaPlan:

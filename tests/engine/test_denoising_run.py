@@ -14,10 +14,10 @@ from routing.parameters import Parameters
 from scripts.families import save_family
 from tests.engine.conftest import plan
 from tests.engine.recorder import Recorder
-from workers.abilities import inspect_abilities
-from workers.engine import Engine
-from workers.pipeline_loader import load_pipeline
-from workers.watched_steps import watch_steps
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.watched_steps import watch_steps
 
 
 def run(pipe: Any, **options: Any):

@@ -12,9 +12,9 @@ from configs.errors import GenerationFailed
 from routing.parameters import Parameters
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
-from workers.engine import Engine, Generation
+from workers.engine.engine import Engine, Generation
+from workers.engine.observer import Interrupted
 from workers.images import encode
-from workers.observer import Interrupted
 
 
 def pixels(generation: Generation, index: int = 0):

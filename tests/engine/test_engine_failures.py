@@ -18,7 +18,7 @@ from configs.errors import (
 from configs.settings import REPOSITORY
 from tests.engine.conftest import MakeParameters, count_decodes
 from tests.engine.recorder import Recorder
-from workers.engine import Engine
+from workers.engine.engine import Engine
 
 
 def test_non_finite_latents_are_an_error_and_no_black_picture(
@@ -111,7 +111,7 @@ def test_a_poisoned_cuda_context_is_found_by_asking_the_device():
     """In a process of its own, which can use its device no more afterwards."""
     script = (
         "import torch\n"
-        "from workers.device_faults import is_device_lost\n"
+        "from workers.devices.device_faults import is_device_lost\n"
         "assert not is_device_lost(ValueError('a bad size'), 'cuda')\n"
         "try:\n"
         "    torch.zeros(2, device='cuda')[torch.tensor([7], device='cuda')].cpu()\n"

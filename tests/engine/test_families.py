@@ -22,10 +22,10 @@ from scripts.family_trial import Watcher, pixels, small_inputs, small_request, t
 from scripts.models_table import COLUMNS, PAGE, page, row, trial_of
 from tests.engine.conftest import count_decodes, plan
 from tests.engine.recorder import Recorder
-from workers.abilities import inspect_abilities
-from workers.engine import Engine
-from workers.observer import Interrupted
-from workers.pipeline_loader import load_pipeline
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.observer import Interrupted
+from workers.engine.pipeline_loader import load_pipeline
 
 IMAGES = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT)
 EDITING = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE)

@@ -35,8 +35,8 @@ from scripts.family_trial import (
     small_request,
     together,
 )
-from workers.flow_solvers import HEUN, SOLVERS
-from workers.noise_schedulers import USUAL, calls_of, made_scheduler, offered_schedulers
+from workers.engine.flow_solvers import HEUN, SOLVERS
+from workers.engine.noise_schedulers import USUAL, calls_of, made_scheduler, offered_schedulers
 
 MEAN, SPREAD = torch.tensor([1.0, -2.0, 0.5, 0.0]), torch.tensor([0.05, 0.3, 1.0, 2.0])
 EULER = "FlowMatchEulerDiscreteScheduler"

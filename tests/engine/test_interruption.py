@@ -7,8 +7,8 @@ import pytest
 
 from tests.engine.conftest import MakeParameters, count_decodes
 from tests.engine.recorder import Recorder
-from workers.engine import Engine
-from workers.observer import Interrupted
+from workers.engine.engine import Engine
+from workers.engine.observer import Interrupted
 
 STEPS = 6
 WHOLE_WAY = [(0, STEPS), *((step, STEPS) for step in range(STEPS + 1))]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from workers.layout_memory import LayoutMemory
-from workers.merging import Unmergeable, layout
+from workers.denoiser.layout_memory import LayoutMemory
+from workers.denoiser.merging import Unmergeable, layout
 
 
 def call(**changes: Any) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from safetensors import safe_open
 
 from configs.errors import ModelLoadFailed
 from tests.engine.conftest import BUNDLED, plan
-from workers.abilities import inspect_abilities
-from workers.engine import Engine
-from workers.pipeline_loader import load_pipeline
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.pipeline_loader import load_pipeline
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES, save_family
-from workers.engine import Engine
-from workers.pipeline_loader import load_pipeline
-from workers.prompt_cache import PromptCache
+from workers.engine.engine import Engine
+from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.prompt_cache import PromptCache
 
 
 @pytest.fixture(scope="module")

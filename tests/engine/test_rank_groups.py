@@ -23,12 +23,12 @@ from tests.engine.test_denoiser_copies import adapter_weights, latents
 from tests.engine.test_ranks import ranks, same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from tests.waiting import wait_until
-from workers import rank_processes
-from workers.abilities import inspect_abilities
-from workers.call_packing import pack
-from workers.engine import Engine
-from workers.pipeline_loader import load_pipeline
-from workers.rank_messages import READY, Change
+from workers.devices import rank_processes
+from workers.devices.call_packing import pack
+from workers.devices.rank_messages import READY, Change
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.pipeline_loader import load_pipeline
 
 TIMEOUT_S = 120
 

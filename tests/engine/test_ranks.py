@@ -21,10 +21,10 @@ from scripts.families import FAMILIES, save_family
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
-from workers.device_chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
-from workers.lane import open_lanes
-from workers.pipeline_loader import load_pipeline
-from workers.ranks import Ranks
+from workers.devices.device_chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
+from workers.devices.lane import open_lanes
+from workers.devices.ranks import Ranks
+from workers.engine.pipeline_loader import load_pipeline
 
 TIMEOUT_S = 60
 
@@ -38,7 +38,7 @@ def own_threads() -> Iterator[None]:
 
 def ranks() -> list[psutil.Process]:
     found = psutil.Process().children(recursive=True)
-    return [each for each in found if "workers.rank" in each.cmdline()]
+    return [each for each in found if "workers.devices.rank" in each.cmdline()]
 
 
 OTHERS: dict[str, dict[str, Any]] = {

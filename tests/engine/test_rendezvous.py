@@ -11,7 +11,7 @@ import torch
 
 from tests.engine.toy_denoiser import TIMEOUT_S, Gate, Requests, masked_mean
 from tests.waiting import wait_until
-from workers.observer import Interrupted
+from workers.engine.observer import Interrupted
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from scripts.family_trial import load_folder, pixels, small_inputs, small_reques
 from scripts.image_families import stable_diffusion
 from tests.engine.conftest import TIMEOUT_S, patient
 from tests.engine.recorder import Recorder, Steerer
-from workers.device_chunk import denoisers
-from workers.inputs import Inputs
-from workers.pipeline_arguments import call_arguments
-from workers.running_guidance import RunningGuidance
-from workers.seat import Seat
+from workers.devices.device_chunk import denoisers
+from workers.engine.inputs import Inputs
+from workers.engine.pipeline_arguments import call_arguments
+from workers.engine.running_guidance import RunningGuidance
+from workers.engine.seat import Seat
 
 BEFORE, AFTER, CHANGED_AT = 3.0, 9.0, 1
 # Guided where they have a negative prompt.

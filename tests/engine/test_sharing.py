@@ -22,10 +22,10 @@ from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.engine import Engine, Generation
-from workers.inputs import Inputs
-from workers.observer import Interrupted
-from workers.rendezvous import Rendezvous
+from workers.denoiser.rendezvous import Rendezvous
+from workers.engine.engine import Engine, Generation
+from workers.engine.inputs import Inputs
+from workers.engine.observer import Interrupted
 
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a green heart on a white ground")
 

@@ -11,10 +11,10 @@ from diffusers import FirstBlockCacheConfig, MagCacheConfig, PyramidAttentionBro
 from routing.parameters import Parameters
 from scripts.image_families import flux
 from tests.engine.recorder import Recorder
-from workers.abilities import inspect_abilities
-from workers.engine import Engine
-from workers.observer import Interrupted
-from workers.stateful_hooks import has_stateful_hooks
+from workers.denoiser.stateful_hooks import has_stateful_hooks
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.observer import Interrupted
 
 TIMEOUT_S = 60
 STEPS = 6

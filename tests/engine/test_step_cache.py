@@ -11,8 +11,8 @@ from configs.pipeline_settings import CACHE_BACKENDS, PipelineSettings
 from tests.engine.conftest import BUNDLED, MakeParameters, plan
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
-from workers.engine import Engine
-from workers.observer import Interrupted
+from workers.engine.engine import Engine
+from workers.engine.observer import Interrupted
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "first_block_cache": {"threshold": 0.5},

@@ -14,10 +14,10 @@ from routing.parameters import Lora, Parameters
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
-from workers.abilities import inspect_abilities
-from workers.engine import Engine, Generation
-from workers.observer import Interrupted
-from workers.pipeline_loader import load_pipeline
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine, Generation
+from workers.engine.observer import Interrupted
+from workers.engine.pipeline_loader import load_pipeline
 
 REQUESTS, THREADS = 64, 8
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a heart on a white background")

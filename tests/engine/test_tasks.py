@@ -13,11 +13,11 @@ from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameter
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
 from tests.engine.test_sharing import difference, together
-from workers.abilities import inspect_abilities
-from workers.engine import Engine, Generation
-from workers.inputs import Inputs
-from workers.observer import Interrupted
-from workers.pipeline_tasks import task_pipelines
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine, Generation
+from workers.engine.inputs import Inputs
+from workers.engine.observer import Interrupted
+from workers.engine.pipeline_tasks import task_pipelines
 
 GREEN, RED = 1, 0
 

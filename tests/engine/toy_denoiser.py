@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from workers.rendezvous import Rendezvous
+from workers.denoiser.rendezvous import Rendezvous
 
 TIMEOUT_S = 10
 

@@ -22,7 +22,7 @@ from configs.errors import OutputWriteFailed
 from configs.settings import REPOSITORY
 from routing.output_store import OutputStore
 from tests.integration.routing_world import World
-from workers.generation import Generation
+from workers.engine.generation import Generation
 from workers.output_writer import OutputWriter
 
 LIMIT = 64 * 1024

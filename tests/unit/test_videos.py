@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from routing.parameters import TEXT_TO_VIDEO, Parameters
-from workers.generation import Video
+from workers.engine.generation import Video
 from workers.videos import encode_video
 
 ASKED = Parameters(

@@ -1,0 +1,192 @@
+"""How calls of a denoiser become one call, and how its output becomes theirs again.
+
+An argument is merged by the rule of its name (``workers.denoiser.argument_rules``). A name without
+a rule, or a value that its rule does not expect, is :class:`Unmergeable`: nothing is ever guessed
+from sizes, since a batch may be as large as the channels are many. Texts of different lengths merge
+where a mask can say so (``workers.denoiser.text_padding``). Does not know models, requests and who
+waits for whom.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from workers.denoiser.argument_rules import ALIKE, BY_ROW, DICTS, NUMBERS, SAMPLES, SHARED, TIMES
+from workers.denoiser.text_padding import pad_texts, texts_to_pad
+
+Form = Literal["tensor", "list"]
+Arguments = Mapping[str, Any]
+
+_WIDE = (torch.int32, torch.int64, torch.float32, torch.float64)
+
+
+class Unmergeable(Exception):
+    """An argument or output that no rule fits; such a call runs alone.
+
+    Attributes:
+        name: The argument's.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Name what did not fit."""
+        super().__init__(name)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What of a call decides with which others it can be merged.
+
+    Attributes:
+        rows: Samples in it.
+        form: How they are passed.
+        device: Where they are.
+        signature: Calls of equal signatures merge, if their shared arguments are equal.
+        lengths: Of the texts that are made longer where calls of other lengths merge with it.
+    """
+
+    rows: int
+    form: Form
+    device: torch.device
+    signature: Hashable
+    lengths: tuple[int, ...] = ()
+
+
+def layout(arguments: Arguments) -> Layout:
+    """Describe a call by its arguments; raises Unmergeable for one that no rule fits."""
+    name = next((name for name in SAMPLES if arguments.get(name) is not None), "sample")
+    sample = arguments.get(name)
+    form: Form = "tensor"
+    if torch.is_tensor(sample) and sample.ndim > 1:
+        rows, device, size = sample.shape[0], sample.device, sample.shape[1:]
+    elif isinstance(sample, (list, tuple)) and sample and all(map(torch.is_tensor, sample)):
+        if len({each.shape for each in sample}) > 1:
+            raise Unmergeable(name)
+        form = "list"
+        rows, device, size = len(sample), sample[0].device, sample[0].shape
+    else:
+        raise Unmergeable(name)
+    texts = texts_to_pad(arguments, rows) if form == "tensor" else {}
+    masks = set(texts.values())
+    parts = [
+        (key, _text_part(value) if key in texts else _part(key, value, rows, form))
+        for key, value in sorted(arguments.items())
+        if key not in masks
+    ]
+    signature = form, tuple(size), tuple(parts), tuple(sorted(texts.items()))
+    return Layout(
+        rows, form, device, signature, tuple(arguments[text].shape[1] for text in sorted(texts))
+    )
+
+
+def merge(calls: Sequence[Arguments], rows: Sequence[int]) -> dict[str, Any]:
+    """Merge calls of equal signatures, which have so many rows; raises Unmergeable."""
+    calls = pad_texts(calls, texts_to_pad(calls[0], rows[0]))
+    return {name: _merge(name, [call[name] for call in calls], rows) for name in calls[0]}
+
+
+def split(output: Any, rows: Sequence[int], form: Form) -> list[Any]:
+    """Give each call its rows of the merged output; raises Unmergeable where they are not there."""
+    if type(output) is tuple:
+        items = [_split(item, rows, form) for item in output]
+        return [tuple(item[index] for item in items) for index in range(len(rows))]
+    if isinstance(output, dict):
+        named = {name: _split(item, rows, form) for name, item in output.items()}
+        make: Any = type(output)
+        return [
+            make(**{name: item[index] for name, item in named.items()})
+            for index in range(len(rows))
+        ]
+    return _split(output, rows, form)
+
+
+def _part(name: str, value: Any, rows: int, form: Form) -> Hashable:
+    """The part of the signature that `value` is."""
+    if torch.is_tensor(value):
+        return _tensor_part(name, value, rows, form)
+    if isinstance(value, dict) and (not value or name in DICTS):
+        return tuple((key, _part(key, value[key], rows, form)) for key in sorted(value))
+    if isinstance(value, (list, tuple)):
+        return _list_part(name, value, rows, form)
+    if value is None or isinstance(value, (bool, str, torch.dtype)):
+        return type(value), value
+    if isinstance(value, (int, float)) and name in NUMBERS:
+        return type(value), value
+    raise Unmergeable(name)
+
+
+def _text_part(text: torch.Tensor) -> Hashable:
+    return "text", text.dtype, text.device, text.shape[2]
+
+
+def _tensor_part(name: str, value: torch.Tensor, rows: int, form: Form) -> Hashable:
+    kind = value.dtype, value.device
+    if name in TIMES and value.ndim < 2 and value.numel() in (1, rows):
+        # Some noise schedulers count in whole numbers; together they become float32, exactly.
+        return "times", value.device, "wide" if value.dtype in _WIDE else value.dtype
+    by_row = value.ndim > 0 and value.shape[0] == rows
+    if name in TIMES | BY_ROW and by_row and form == "tensor":
+        return "rows", kind, tuple(value.shape[1:])
+    # Flux 2 has a row of positions for each sample and reads the first alone.
+    if name in SHARED and (value.ndim < 3 or (value.ndim == 3 and by_row)):
+        return "shared", kind, value.ndim, tuple(value.shape[-2:])
+    raise Unmergeable(name)
+
+
+def _list_part(name: str, value: Sequence[Any], rows: int, form: Form) -> Hashable:
+    if name in SHARED:
+        return type(value), tuple(_part(name, each, rows, form) for each in value)
+    if name in ALIKE and value and all(each == value[0] for each in value):
+        return "alike", repr(value[0])
+    tensors = len(value) == rows and all(map(torch.is_tensor, value))
+    if name in BY_ROW and form == "list" and tensors:
+        kinds = {(each.dtype, each.device, tuple(each.shape[1:])) for each in value}
+        if len(kinds) == 1:
+            return "list", type(value), kinds.pop()
+    raise Unmergeable(name)
+
+
+def _merge(name: str, values: Sequence[Any], rows: Sequence[int]) -> Any:
+    first = values[0]
+    if name in SHARED:
+        return _merge_shared(name, values)
+    if name in ALIKE and first:
+        return type(first)([first[0]] * sum(rows))
+    if torch.is_tensor(first):
+        if name in TIMES and first.ndim < 2:
+            values = [each.reshape(-1).expand(n) for each, n in zip(values, rows, strict=True)]
+        return torch.cat(list(values))
+    if isinstance(first, dict):
+        return {key: _merge(key, [each[key] for each in values], rows) for key in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(row for value in values for row in value)
+    return first
+
+
+def _merge_shared(name: str, values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, (list, tuple)):
+        return type(first)(_merge_shared(name, items) for items in zip(*values, strict=True))
+    if not torch.is_tensor(first):
+        return first
+    if first.ndim == 3:
+        merged = torch.cat(list(values))
+        if not torch.equal(merged, merged[:1].expand_as(merged)):
+            raise Unmergeable(name)
+        return merged
+    if not all(each is first or torch.equal(each, first) for each in values[1:]):
+        raise Unmergeable(name)
+    return first
+
+
+def _split(item: Any, rows: Sequence[int], form: Form) -> list[Any]:
+    if item is None:
+        return [None] * len(rows)
+    if form == "tensor" and torch.is_tensor(item) and item.ndim and item.shape[0] == sum(rows):
+        return list(torch.split(item, list(rows)))
+    if form == "list" and isinstance(item, (list, tuple)) and len(item) == sum(rows):
+        ends = [sum(rows[: index + 1]) for index in range(len(rows))]
+        return [item[end - n : end] for end, n in zip(ends, rows, strict=True)]
+    raise Unmergeable("output")

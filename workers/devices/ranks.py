@@ -1,0 +1,197 @@
+"""The ranks of a replica: processes that run each denoiser call together with this one.
+
+This process is rank 0, the others are its children (``workers.devices.rank_processes``). As many as
+`ulysses_degree` x `ring_degree` says are a group and share the sequence of a call;
+`cfg_parallel_size` groups share its rows. Rank 0 tells all of each call and runs its own part, in
+its pipelines' loops as ever: steps, interrupts and the rendezvous know nothing of ranks. A rank
+that ends, or fails where the others of its group do not, ends the replica, for the group can not be
+mended. Does not know pipelines and requests.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from configs.errors import ModelLoadFailed
+from configs.stages import EngineArgs
+from workers.denoiser.changes import repeat_changes
+from workers.denoiser.failure_cause import short_cause
+from workers.devices.call_packing import pack
+from workers.devices.context_parallel import share_sequence
+from workers.devices.lane import Lane, chunk_cores
+from workers.devices.rank0_calls import Rank0Calls
+from workers.devices.rank_group import join_group, open_mesh, open_store, rank_groups
+from workers.devices.rank_messages import (
+    FALL,
+    JOIN,
+    LOADED,
+    READY,
+    RISE,
+    Change,
+    Failed,
+    Start,
+)
+from workers.devices.rank_processes import RankProcesses
+from workers.devices.row_dealing import deal_calls
+from workers.devices.weight_dtype import weight_dtype
+
+_logger = logging.getLogger(__name__)
+
+_NOWHERE = torch.device("meta")
+
+
+class Ranks:
+    """The other ranks of this process, started by :meth:`start`."""
+
+    def __init__(self, args: EngineArgs, denoisers: Mapping[str, Any], lane: Lane) -> None:
+        """Start nothing yet."""
+        self._args = args
+        self._denoisers = denoisers
+        self._lane = lane
+        self._device: torch.device = next(iter(denoisers.values())).device
+        self._world_size = args.parallel_config.world_size
+        self._processes = RankProcesses(args.model, self._world_size)
+        self._calls = Rank0Calls(self._processes, rank_groups(args.parallel_config), self._device)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def start(cls, args: EngineArgs, denoisers: Mapping[str, Any], lane: Lane) -> "Ranks":
+        """Start the ranks and have them share each call of the denoisers from here on.
+
+        The process ends its ranks when the thread that calls this ends.
+
+        Raises:
+            ModelLoadFailed: One could not start; none is left.
+        """
+        ranks = cls(args, denoisers, lane)
+        try:
+            ranks._open()
+        except ModelLoadFailed:
+            ranks.close()
+            raise
+        except Exception as error:
+            ranks.close()
+            _logger.exception("the ranks could not be brought together")
+            cause = ranks._processes.fault or short_cause(error)
+            raise ModelLoadFailed(f"{args.model}: parallel_config: {cause}") from None
+        return ranks
+
+    def watch(self, on_fault: Callable[[str], None]) -> None:
+        """Call `on_fault` with the reason, in a thread, once the ranks can work no more."""
+        self._processes.watch(on_fault)
+
+    @property
+    def take_float32(self) -> bool:
+        """Whether calls in float32 can be shared; the kernels of a ring take lower types alone."""
+        return self._args.parallel_config.ring_degree == 1
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Have the other ranks hold their weights in float32 meanwhile; no call may be going on.
+
+        Raises:
+            MemoryError: They do not fit into one; all are as before.
+        """
+        try:
+            with self._lock:
+                scarce = self._ask(RISE)
+            if scarce:
+                raise scarce.popitem()[1].as_error()
+            yield
+        finally:
+            with self._lock:
+                self._expect_all(FALL, "the way back to its type")
+
+    def close(self) -> None:
+        """End the other ranks; calls of the denoisers fail from here on."""
+        self._processes.close()
+        # NCCL would wait for ranks that are gone.
+        if dist.is_initialized() and (self._processes.fault is None or self._device.type == "cpu"):
+            dist.destroy_process_group()
+
+    def _open(self) -> None:
+        store = open_store(self._world_size)
+        cores = chunk_cores(self._world_size)
+        quantized = self._args.pipeline.quantization is not None
+        usual = weight_dtype(self._args, self._device.type)
+        described = {
+            # The type of a quantized denoiser says little of that from which it was quantized.
+            name: (type(module).__name__, usual if quantized else module.dtype)
+            for name, module in self._denoisers.items()
+        }
+        for rank in range(1, self._world_size):
+            self._processes.start(
+                Start(
+                    rank=rank,
+                    world_size=self._world_size,
+                    port=store.port,
+                    core=cores[rank],
+                    args=self._args,
+                    kind=self._device.type,
+                    denoisers=described,
+                )
+            )
+        self._processes.await_all(LOADED)
+        self._processes.tell(JOIN)
+        self._processes.watch_ends()
+        self._lane.submit(self._join, store).result()
+        self._processes.await_all(READY)
+        for name, module in self._denoisers.items():
+            self._mirror(name, module)
+
+    def _join(self, store: Any) -> None:
+        parallel = self._args.parallel_config
+        join_group(0, self._world_size, store.port, self._device, store)
+        mesh = open_mesh(self._device, parallel)
+        for module in self._denoisers.values():
+            share_sequence(module, parallel, mesh)
+
+    def _mirror(self, name: str, module: Any) -> None:
+        forward, calls = module.forward, self._calls
+
+        def run(*call: Any) -> list[Any]:
+            with self._lock:
+                made: list[Any] = self._lane.submit(calls.run, name, forward, *call).result()
+                return made
+
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            return run(args, kwargs)[0]
+
+        def run_parts(arguments: Mapping[str, Any], rows: int, dealt: Sequence[range]) -> list[Any]:
+            return run((), arguments, rows, dealt)
+
+        def repeat(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with self._lock:
+                self._change(name, method, args, kwargs)
+
+        deal_calls(module, self._args.parallel_config.cfg_parallel_size, whole, run_parts)
+        repeat_changes(module, repeat)
+
+    def _change(
+        self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Have all ranks do what has been done to a denoiser here."""
+        if "_pipeline" in kwargs:  # for parts that are offloaded, which do not go with ranks
+            kwargs = {**kwargs, "_pipeline": None}
+        packed, _ = pack((args, kwargs), _NOWHERE)
+        self._expect_all(Change(name, method, packed), method)
+
+    def _expect_all(self, message: Any, what: str) -> None:
+        """Have all ranks do what rank 0 did; one that can not is the end of all."""
+        for rank, failed in self._ask(message).items():
+            self._processes.fail(
+                f"rank {rank} could not do {what}, which rank 0 did: {failed.cause}"
+            )
+        self._processes.check()
+
+    def _ask(self, message: Any) -> dict[int, Failed]:
+        """Have all ranks do something outside of calls; returns which could not."""
+        self._processes.check()
+        self._processes.tell(message)
+        said = {rank: self._processes.answers((rank,))[rank] for rank in range(1, self._world_size)}
+        return {rank: each for rank, each in said.items() if isinstance(each, Failed)}

@@ -1,0 +1,195 @@
+"""The engine of one replica: a loaded pipeline that turns parameters into images or videos.
+
+`generate` may be called from many threads at once: each call runs a shallow copy of the pipeline,
+which shares the weights and has its own noise scheduler; inside their loops they meet at the
+rendezvous and share denoiser calls. Knows no Redis, no Celery, no HTTP and no file format.
+"""
+
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+
+from configs.errors import (
+    OutOfMemory,
+    ServingError,
+)
+from configs.pipeline_settings import PipelineSettings
+from configs.stages import ReplicaPlan
+from routing.parameters import Abilities, Parameters
+from workers.denoiser.failure_cause import short_cause
+from workers.denoiser.rendezvous import Rendezvous
+from workers.devices.device_chunk import DeviceChunk
+from workers.engine.abilities import inspect_abilities
+from workers.engine.company_proof import is_right_in_company
+from workers.engine.finite_runs import FiniteRuns
+from workers.engine.generation import Generation
+from workers.engine.inputs import Inputs
+from workers.engine.observer import Observer, SilentObserver
+from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.pipeline_runs import PipelineRuns
+from workers.engine.pipeline_settings import finish_settings
+from workers.engine.run_failure import run_failure
+from workers.engine.warm_up_requests import WarmUpRequests
+
+__all__ = ["Engine", "Generation"]
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """One pipeline on one device chunk; make it with :meth:`load`."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        abilities: Abilities,
+        settings: PipelineSettings | None = None,
+        max_num_seqs: int = 1,
+    ) -> None:
+        """Serve `pipe`, which the engine owns from here on and which has its settings already.
+
+        It serves up to `max_num_seqs` requests at once.
+
+        Raises:
+            ModelLoadFailed: The pipeline takes no adapters, or has no cache of the kind set.
+        """
+        settings = settings or PipelineSettings()
+        self._pipe = pipe
+        self._max_num_seqs = max_num_seqs
+        self._warmup_shapes = settings.warmup_shapes
+        self._one_at_a_time: AbstractContextManager[Any] = (
+            threading.Lock() if settings.one_at_a_time else nullcontext()
+        )
+        self._chunk = DeviceChunk()
+        self._runs = PipelineRuns(pipe, abilities, settings)
+        self._finite_runs = FiniteRuns(pipe, self._runs)
+        self.abilities = replace(abilities, loras=self._runs.loras)
+
+    @classmethod
+    def load(cls, plan: ReplicaPlan) -> Self:
+        """Load the model of `plan` onto its devices; takes seconds to minutes.
+
+        Raises:
+            ModelLoadFailed: With the model, the cause and a mend.
+        """
+        pipe = load_pipeline(plan)
+        settings = plan.stage.engine_args.pipeline
+        abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
+        chunk = DeviceChunk.open(pipe, plan)
+        finish_settings(pipe, settings)
+        engine = cls(pipe, abilities, settings, plan.stage.engine_args.max_num_seqs)
+        engine._chunk = chunk
+        return engine
+
+    def watch_devices(self, on_lost: Callable[[str], None]) -> None:
+        """Call `on_lost` with the reason, in a thread, once no run can succeed any more.
+
+        That is when a rank has ended; what a run meets itself is raised as :class:`DeviceLost`.
+        """
+        self._chunk.watch(on_lost)
+
+    def close(self) -> None:
+        """End what works for the engine outside of its runs; it must have none any more."""
+        self._chunk.close()
+
+    def warm_up(self) -> None:
+        """Make one output of each warm-up size in two steps, so that no client gets the slow run.
+
+        The default size comes first, then those of `warmup_shapes`.
+
+        Raises:
+            GenerationError: When the model cannot make it; the replica must not become ready.
+        """
+        # A cache shows only late in a run whether it fits the family.
+        requests = WarmUpRequests(
+            self.abilities, self._warmup_shapes, steps=100 if self._runs.step_cache.on else None
+        )
+        for parameters, inputs in requests.of_each_size():
+            self.generate(parameters, SilentObserver(), inputs)
+        self.abilities = replace(self.abilities, preview=self._runs.preview.ready)
+        # A cache keeps requests apart anyway.
+        if self._max_num_seqs > 1 and not self._runs.step_cache.on:
+            self._runs.in_company = [
+                task
+                for task in self._runs.tasks_for_company
+                if self._is_right_in_company(requests.in_company(task))
+            ]
+
+    @property
+    def rendezvous(self) -> Rendezvous:
+        """Where the denoising loops of the requests meet."""
+        return self._runs.rendezvous
+
+    @property
+    def requests_waiting(self) -> int:
+        """Requests and runs that wait for their turn to encode or decode."""
+        return self._runs.turns.waiting
+
+    def request_coming(self) -> AbstractContextManager[None]:
+        """Say that this thread may be about to call :meth:`generate`, within milliseconds.
+
+        Those that come at once start together, and a lone request needs to wait for nobody.
+        """
+        return self._runs.turns.coming()
+
+    def _is_right_in_company(self, parameters: Parameters) -> bool:
+        return is_right_in_company(
+            parameters,
+            str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
+            lambda asked, inputs: self.generate(asked, SilentObserver(), inputs),
+            self._runs.serve_at_once,
+        )
+
+    def generate(
+        self, parameters: Parameters, observer: Observer, inputs: Inputs | None = None
+    ) -> Generation:
+        """Make the outputs of one request, whose parameters fit the abilities; thread-safe.
+
+        `inputs` are the decoded images that the parameters name. Those whose pixels a task starts
+        from are cut to the size of the output; editing models get them as they are.
+
+        Output k is made with a generator of its own, on the CPU, seeded with `seed + k`. Alone it
+        makes the same bytes each time; beside others it shares denoiser calls, which rounds
+        differently in the last places, unless it is `deterministic`.
+
+        Raises:
+            Interrupted: When the observer raised it; the engine is as before the call.
+            OutOfMemory: The memory of the run is free again.
+            NonFiniteOutput: NaN or infinity came instead of an output, in float32 too.
+            LoraLoadFailed: An adapter can not be read or does not fit; the others are as before.
+            DeviceLost: No run of this process can succeed any more, whoever is to blame.
+            GenerationFailed: Anything else the pipeline raised; the log has its traceback.
+        """
+        try:
+            with self._one_at_a_time:
+                return self._finite_runs.serve(
+                    parameters, observer, inputs or Inputs(), self._chunk
+                )
+        except ServingError:
+            raise
+        except Exception as error:
+            failure = run_failure(error, parameters, self._pipe._execution_device.type)
+            if isinstance(failure, OutOfMemory):
+                # Without the traceback: a log handler that keeps it would keep the tensors too.
+                logger.warning("%s (%s)", failure, short_cause(error))
+            else:
+                logger.exception("the pipeline failed")
+        # Raised out here, so that no traceback keeps the tensors of the run.
+        if isinstance(failure, OutOfMemory):
+            gc.collect()
+            torch.cuda.empty_cache()
+        raise failure
+
+    def device_memory_bytes(self) -> int | None:
+        """Return the bytes that this process holds of its CUDA devices; None on a CPU."""
+        if self._pipe._execution_device.type != "cuda":
+            return None
+        return sum(
+            torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
+        )

@@ -1,0 +1,117 @@
+"""How the parameters of a request become the arguments of a pipeline's call.
+
+Knows names of diffusers' arguments, and no family.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from routing.parameters import Parameters
+from workers.engine.inputs import Inputs
+
+# Passed only where the pipeline takes them.
+_OPTIONAL = ("negative_prompt", "guidance_scale", "true_cfg_scale", "strength")
+# Names for frames in a second; where there is none the model does not see them.
+FRAME_RATES = ("frame_rate", "fps")
+FRAME_COUNTS = ("num_frames", "video_length")
+_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
+# Pixels; editing pipelines round sizes down, and a smaller image would vanish.
+_SMALLEST_EDITED = 128
+# Encodes it without noise, once for each seed.
+ONE_IMAGE_FOR_ALL = "Wan"
+
+
+def arguments_of(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a pipeline's call, by name."""
+    return _parameters(pipeline_class.__call__)
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def default_of(arguments: Mapping[str, inspect.Parameter], name: str) -> Any:
+    """Return the default of an argument; None where there is no such argument or default."""
+    parameter = arguments.get(name)
+    if parameter is None or parameter.default is inspect.Parameter.empty:
+        return None
+    return parameter.default
+
+
+def call_arguments(
+    parameters: Parameters, pipeline_class: Any, inputs: Inputs | None = None
+) -> dict[str, Any]:
+    """Return the arguments for a call of a pipeline of that class."""
+    taken = arguments_of(pipeline_class)
+    arguments: dict[str, Any] = {
+        "prompt": parameters.prompt,
+        "num_inference_steps": parameters.num_inference_steps,
+        "generator": [torch.Generator("cpu").manual_seed(seed) for seed in parameters.seeds()],
+        "output_type": "np",
+    }
+    for name in ("width", "height", *_OPTIONAL):
+        if name in taken and getattr(parameters, name) is not None:
+            arguments[name] = getattr(parameters, name)
+    if parameters.num_frames is not None:
+        arguments |= dict.fromkeys(set(FRAME_COUNTS) & set(taken), parameters.num_frames)
+    if parameters.fps is not None:
+        arguments |= dict.fromkeys(set(FRAME_RATES) & set(taken), parameters.fps)
+    if "max_area" in taken:
+        # FLUX Kontext scales every size to this many pixels.
+        arguments["max_area"] = parameters.width * parameters.height
+    if "clean_caption" in taken:
+        # PixArt would lower and strip the prompt where beautifulsoup happens to be installed.
+        arguments["clean_caption"] = False
+    arguments |= _input_arguments(parameters, pipeline_class, inputs or Inputs())
+    return arguments | _count_arguments(parameters, taken)
+
+
+def left_out(parameters: Parameters, pipeline_class: Any) -> list[str]:
+    """Return the parameters that are set and that the pipeline does not take."""
+    taken = arguments_of(pipeline_class)
+    return [
+        name for name in _OPTIONAL if name not in taken and getattr(parameters, name) is not None
+    ]
+
+
+def is_edit(taken: Collection[str]) -> bool:
+    """Tell whether an image pipeline reads its image, rather than starting from its pixels."""
+    return "image" in taken and not {"strength", "mask_image", *FRAME_COUNTS} & set(taken)
+
+
+def _input_arguments(parameters: Parameters, pipeline_class: Any, inputs: Inputs) -> dict[str, Any]:
+    if not inputs.images:
+        return {}
+    taken, copies = arguments_of(pipeline_class), 1
+    if is_edit(taken):
+        inputs = inputs.at_least(_SMALLEST_EDITED)
+    else:
+        # Those that start from the pixels would stretch them, or make another size than asked.
+        inputs = inputs.fitted(parameters.width, parameters.height)
+        if not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL):
+            # One image for all outputs would be encoded with the generator of the first, which
+            # then gives the outputs other noise than each has alone.
+            copies = parameters.num_outputs_per_prompt
+    images = inputs.images * copies
+    arguments: dict[str, Any] = {"image": images[0] if len(images) == 1 else list(images)}
+    if inputs.mask is not None:
+        arguments["mask_image"] = inputs.mask if copies == 1 else [inputs.mask] * copies
+    return arguments
+
+
+def _count_arguments(parameters: Parameters, taken: Collection[str]) -> dict[str, Any]:
+    count = parameters.num_outputs_per_prompt
+    for name in _COUNTS:
+        if name in taken:
+            return {name: count}
+    if count == 1:
+        return {}
+    lists: dict[str, Any] = {"prompt": [parameters.prompt] * count}
+    if "negative_prompt" in taken and parameters.negative_prompt is not None:
+        lists["negative_prompt"] = [parameters.negative_prompt] * count
+    return lists

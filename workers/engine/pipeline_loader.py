@@ -1,0 +1,130 @@
+"""Loads the diffusers pipeline of a replica, from a folder or from the hub, onto its device chunk.
+
+Every failure becomes one :class:`ModelLoadFailed` that names the model, the cause and a mend. Knows
+no pipeline family and nothing of what the pipeline is used for.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from configs.errors import ModelLoadFailed
+from configs.stages import EngineArgs, ReplicaPlan
+from workers.denoiser.failure_cause import is_out_of_memory, short_cause
+from workers.devices.quantization import quantized_arguments
+from workers.devices.weight_dtype import weight_dtype
+from workers.engine.image_text_processor import replaced_parts
+from workers.engine.pipeline_settings import apply_settings, place
+
+logger = logging.getLogger(__name__)
+
+_OWN_CODE = "only pipelines of diffusers itself are served; save the model as one"
+_OTHER_VERSION = "the class may need another diffusers than {diffusers}"
+_DAMAGED = "it is damaged; download or copy the model again"
+_NETWORK = "check the network, or give the path of a folder"
+# Signs in the text of a failure or of its cause, and the mend. The first that is there counts.
+_MENDS = (
+    ("not one of the libraries", "only parts from diffusers and transformers are served"),
+    ("custom code", _OWN_CODE),
+    ("attribute name must be string", _OWN_CODE),
+    ("such modeling files are", "leave engine_args.variant out, or name one that the model has"),
+    ("diffusers has no attribute", _OTHER_VERSION),
+    ("has no class", _OTHER_VERSION),
+    ("gated repo", "accept the model's terms on the hub and set HF_TOKEN"),
+    ("401 client error", "check the model id; a private model needs HF_TOKEN"),
+    ("404 client error", "check the model id and engine_args.revision"),
+    ("not fully cached", _NETWORK),
+    ("timed out", _NETWORK),
+    ("unable to load weights", _DAMAGED),
+    ("not a valid json", _DAMAGED),
+    ("no file named", "a file of the model is missing; download or copy the model again"),
+    ("were passed", "a part that the pipeline needs is missing from model_index.json"),
+    ("expected shape", "the weights do not belong to the configuration beside them"),
+)
+
+
+def load_pipeline(plan: ReplicaPlan) -> Any:
+    """Return the pipeline of `plan`, ready on its devices, in evaluation mode.
+
+    On CUDA the replica sees only its own chunk, as devices 0 to world_size - 1. The first holds the
+    whole pipeline (``workers.devices.device_chunk`` gives the others work), unless the parts are
+    spread by diffusers' `device_map="balanced"` (text encoders, denoiser and autoencoder on
+    different devices, which adds memory and not speed). On CPU the chunk's cores become as many
+    threads. `dtype: auto` is bfloat16 on CUDA and float32 on CPU, whatever type the weights were
+    saved in. Weights load from safetensors where the model has them.
+
+    Raises:
+        ModelLoadFailed: Whatever went wrong, in one line with a mend.
+    """
+    args = plan.stage.engine_args
+    try:
+        return _load(plan, args)
+    except ModelLoadFailed:
+        raise
+    except Exception as error:
+        logger.exception("loading %s failed", args.model)
+        message = _explain(args.model, error)
+    # Raised out here, so that no traceback keeps half a model in memory.
+    raise ModelLoadFailed(message)
+
+
+def _load(plan: ReplicaPlan, args: EngineArgs) -> Any:
+    untyped_diffusers: Any = diffusers
+    untyped_transformers: Any = transformers
+    untyped_diffusers.utils.logging.disable_progress_bar()
+    untyped_transformers.utils.logging.disable_progress_bar()
+    device = _device(args)
+    spread = args.parallel_config.device_map is not None
+    if spread and device == "cpu":
+        raise ModelLoadFailed(
+            f"{args.model}: parallel_config.device_map: balanced spreads parts over CUDA devices,"
+            " and these are CPU cores; leave it out"
+        )
+    if device == "cpu":
+        torch.set_num_threads(len(plan.devices))
+    local = Path(args.model).is_dir()
+    index = untyped_diffusers.DiffusionPipeline.load_config(args.model) if local else {}
+    pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(
+        args.model,
+        dtype=weight_dtype(args, device),
+        variant=args.variant,
+        revision=args.revision,
+        local_files_only=local,
+        **replaced_parts(index, args.model),
+        **({"device_map": "balanced"} if spread else {}),
+        **quantized_arguments(args, weight_dtype(args, device), device),
+    )
+    pipe.set_progress_bar_config(disable=True)
+    apply_settings(pipe, args.pipeline)
+    if not spread:
+        place(pipe, args.pipeline, torch.device("cuda:0" if device == "cuda" else "cpu"))
+    return pipe
+
+
+def _device(args: EngineArgs) -> str:
+    cuda = torch.cuda.is_available()
+    if args.device == "cuda" and not cuda:
+        raise ModelLoadFailed(
+            f"{args.model}: engine_args.device is cuda and torch {torch.__version__} sees none;"
+            " check the driver and CUDA_VISIBLE_DEVICES, or use device: cpu"
+        )
+    if args.device == "auto":
+        return "cuda" if cuda else "cpu"
+    return args.device
+
+
+def _explain(model: str, error: Exception) -> str:
+    cause = short_cause(error)
+    if error.__cause__ is not None:
+        cause = f"{cause} ({short_cause(error.__cause__)})"
+    if is_out_of_memory(error):
+        return f"{model}: too little memory to load it: {cause}; try a smaller dtype"
+    if isinstance(error, ImportError):
+        return f"{model}: a library is missing: {cause}; install it"
+    text = f"{error} {error.__cause__}".lower()
+    mend = next((mend for sign, mend in _MENDS if sign in text), "the replica's log has more")
+    return f"{model}: {cause}; {mend.format(diffusers=diffusers.__version__)}"
