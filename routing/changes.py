@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from routing.connection import BLOCK_S
 from routing.keys import Keys
@@ -181,7 +181,8 @@ class Changes:
             try:
                 # One connection, whose number is known to who wants to end a read that blocks.
                 with self._redis.client() as redis:  # type: ignore[no-untyped-call]
-                    self._client_id = int(redis.client_id())
+                    with suppress(ResponseError):  # not every user of a Redis may ask
+                        self._client_id = int(redis.client_id())
                     self._follow(redis, self.newest())
             except RedisError as error:
                 _logger.warning("the stream of changes can not be read: %s", error)

@@ -36,6 +36,9 @@ KEEPALIVE: Final = {
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
     if hasattr(socket, name)
 }
+# A thread has one at a time, so threads are what bounds them. With fewer (the library's own bound
+# is 100) a door with many held calls would refuse some of those that all wake at once.
+_MOST_CONNECTIONS: Final = 100_000
 _CERT_REQS: Final = {
     "required": ssl.CERT_REQUIRED,
     "optional": ssl.CERT_OPTIONAL,
@@ -67,6 +70,7 @@ def connect(url: str, timeout_s: float = 1.5, answer_s: float | None = None) -> 
         "socket_timeout": timeout_s + BLOCK_S if answer_s is None else answer_s,
         "socket_connect_timeout": timeout_s,
         "health_check_interval": 15,
+        "max_connections": _MOST_CONNECTIONS,
         "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
     }
     if target.scheme == "unix":

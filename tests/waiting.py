@@ -10,8 +10,13 @@ _PAUSE_S = 0.02
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
+def wait_until(
+    condition: Callable[[], T], timeout_s: float, what: str, pause_s: float = _PAUSE_S
+) -> T:
     """Ask ``condition`` until it answers something true, and return that.
+
+    Between two questions there are ``pause_s`` seconds; take more where asking costs what is
+    waited for its time.
 
     Raises:
         AssertionError: It did not within ``timeout_s`` seconds; the message says ``what`` was
@@ -28,5 +33,5 @@ def wait_until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
             last = answer
         except (OSError, AssertionError, LookupError) as error:
             last = error
-        time.sleep(_PAUSE_S)
+        time.sleep(pause_s)
     raise AssertionError(f"waited {timeout_s:g} s in vain for {what}; last seen: {last!r}")

@@ -98,13 +98,16 @@ def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
 
 @worker_init.connect(weak=False)
 @_or_end
-def set_width(sender: Any, **_: Any) -> None:
-    """Take as many requests at a time as the stage says.
+def set_up_worker(sender: Any, **_: Any) -> None:
+    """Take as many requests at a time as the stage says, and do not look for other workers.
 
     Here and not by the app's configuration: the command line has read that already, and passes it
-    on as if it had been typed.
+    on as if it had been typed. Workers that look for each other take a second longer to start and
+    hear all of each other's events; what they would agree on, revoked tasks and clocks, is not
+    used.
     """
     sender.concurrency = current().plan.stage.engine_args.max_num_seqs
+    sender.options |= {"without_mingle": True, "without_gossip": True}
 
 
 @celeryd_after_setup.connect(weak=False)

@@ -23,6 +23,7 @@ from tests.redis_server import free_port
 from tests.waiting import wait_until
 
 READY_S = 90.0
+LOOK_S = 0.1  # at a replica that loads: more often would take the processor from it
 STOP_S = 30.0
 RUN_S = 60.0
 HELD_CALLS = 4
@@ -74,7 +75,7 @@ class Service:
     def start_api(self) -> None:
         """Start the API and return once it answers."""
         self._run("api", {}, "-m", "gunicorn", "--config", "python:api.gunicorn_conf")
-        wait_until(lambda: self.call("GET", "/health").status == 200, READY_S, "the API")
+        wait_until(lambda: self.call("GET", "/health").status == 200, READY_S, "the API", LOOK_S)
 
     def start_replica(self, name: str, environ: Mapping[str, str] | None = None) -> None:
         """Start one replica, by the line the README gives."""
@@ -91,7 +92,9 @@ class Service:
             return answer.json if answer.json["state"] in states else None
 
         try:
-            found: dict[str, Any] = wait_until(look, READY_S, f"{name} to be {states}")
+            found: dict[str, Any] = wait_until(
+                look, READY_S, f"{name} to be {states}", pause_s=LOOK_S
+            )
         except AssertionError as late:
             raise AssertionError(f"{late}; its log ends: {self.log(name)}") from None
         return found

@@ -121,3 +121,12 @@ def test_by_sentinels_also_after_the_master_died(
         assert [_received(own), _received(own)] == [RUN_TASK] * 2
         broker.close()
         client.close()
+
+
+def test_as_many_threads_as_there_are_may_ask_at_once(settings: Settings) -> None:
+    client = connect(settings.redis_url)
+    taken = [client.connection_pool.get_connection() for _ in range(150)]
+    assert client.ping()
+    for connection in taken:
+        client.connection_pool.release(connection)
+    client.close()
