@@ -10,8 +10,8 @@ from typing import Any
 
 def has_stateful_hooks(parts: Iterable[Any]) -> bool:
     """Tell whether such a hook is installed on one of the modules now, not counting their parts."""
-    registries = [part.__dict__["_diffusers_hook"] for part in parts if _has_hooks(part)]
-    return any(hook._is_stateful for registry in registries for hook in registry.hooks.values())
+    hooked = [part for part in parts if "_diffusers_hook" in part.__dict__]
+    return any(hook._is_stateful for part in hooked for hook in part._diffusers_hook.hooks.values())
 
 
 def forget_state(modules: Iterable[Any]) -> None:
@@ -21,7 +21,3 @@ def forget_state(modules: Iterable[Any]) -> None:
             registry = part.__dict__.get("_diffusers_hook")
             if registry is not None:
                 registry.reset_stateful_hooks(recurse=False)
-
-
-def _has_hooks(part: Any) -> bool:
-    return "_diffusers_hook" in part.__dict__

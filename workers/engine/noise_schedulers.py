@@ -68,7 +68,8 @@ def calls_of(scheduler: Any, steps: int) -> int:
 def made_scheduler(own: Any, name: str) -> Any:
     """Return a new scheduler, one of those offered for the model's own one."""
     if name == type(own).__name__:
-        return copy.deepcopy(own)
+        # The configuration is never changed in place.
+        return copy.deepcopy(own, {id(own.config): own.config})
     if is_flow(own):
         return solved_by(own, name)
     return getattr(diffusers, name).from_config(own.config)

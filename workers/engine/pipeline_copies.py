@@ -5,6 +5,7 @@ Copies share the weights and have a noise scheduler of their own. Knows no reque
 
 import copy
 from collections.abc import Hashable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from configs.errors import GenerationFailed
@@ -17,6 +18,8 @@ from workers.engine.pipeline_tasks import task_pipelines
 from workers.engine.prompt_limit import cut_warnings, prompt_limits
 from workers.engine.seat import Seat
 
+_TEXTS_KEPT = 256
+
 
 class PipelineCopies:
     """Makes copies of a loaded pipeline, and the arguments they are called with."""
@@ -25,7 +28,8 @@ class PipelineCopies:
         """Copy `pipe` and those that other tasks make of its parts."""
         self._pipe = pipe
         self._abilities = abilities
-        self._limits = prompt_limits(pipe)
+        # Prompts, and negative ones above all, come again.
+        self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
         self._pipes = task_pipelines(pipe)
         self._kinds = {task: _settled(each) for task, each in self._pipes.items()}
 
@@ -68,7 +72,7 @@ class PipelineCopies:
         ]
         for name in ("prompt", "negative_prompt"):
             if name in arguments_of(kind):
-                warnings += cut_warnings(self._limits, name, getattr(parameters, name))
+                warnings += self._cut_warnings(name, getattr(parameters, name))
         return warnings
 
     def _copy_with_scheduler(self, task: str, name: str | None) -> Any:

@@ -42,8 +42,10 @@ class Preview:
         with frames before the rows, or `[n, tokens, channels]`, row by row; of others, nothing is
         learnt.
         """
+        if self._lessons >= _LESSONS:
+            return
         cells = self._cells(latents, *picture.size)
-        if cells is None or self._lessons >= _LESSONS or not bool(torch.isfinite(cells).all()):
+        if cells is None or not bool(torch.isfinite(cells).all()):
             return
         rows, columns, _ = cells.shape
         small = picture.convert("RGB").resize((columns, rows), Image.Resampling.BOX)

@@ -34,14 +34,14 @@ def max_prompt_tokens(pipe: Any) -> int | None:
     return longest if longest < _SANE else None
 
 
-def cut_warnings(limits: list[tuple[Any, int]], name: str, text: str | None) -> list[str]:
+def cut_warnings(limits: list[tuple[Any, int]], name: str, text: str | None) -> tuple[str, ...]:
     """Return a sentence naming how many tokens of `text` are cut; none where nothing is."""
     if not text or not limits:
-        return []
+        return ()
     cut, limit = min((_count(tokenizer, text) - limit, limit) for tokenizer, limit in limits)
     if cut <= 0:
-        return []
-    return [f"{name}: the last {cut} tokens were cut, for the model reads {limit} at most"]
+        return ()
+    return (f"{name}: the last {cut} tokens were cut, for the model reads {limit} at most",)
 
 
 def _count(tokenizer: Any, text: str) -> int:
