@@ -7,6 +7,7 @@ that returned after three waited for one.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ _BLOCKING: Final = frozenset(
     {"connect", "recv", "recv_into", "send", "sendall", "do_handshake", "getaddrinfo"}
     | {"acquire", "sleep", "select", "poll"}
 )
+_FRAMES: Final = 3  # from the lock by way of Condition.wait and Event.wait
 
 
 class Waits:
@@ -45,7 +47,7 @@ class Waits:
 
     def _granted(self, frame: FrameType, function: Any) -> float | None:
         if function.__name__ == "acquire":
-            return frame.f_locals.get("timeout")
+            return 0.0 if _starts_a_thread(frame) else frame.f_locals.get("timeout")
         owner = function.__self__
         if not hasattr(owner, "gettimeout"):
             return None
@@ -53,6 +55,15 @@ class Waits:
         if granted is None:
             self.endless.append(function.__name__)
         return granted
+
+
+def _starts_a_thread(frame: FrameType | None) -> bool:
+    """Whether it waits for a thread that it has just started: that is up to the machine."""
+    for _ in range(_FRAMES):
+        if frame is not None and frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back if frame is not None else None
+    return False
 
 
 @contextmanager

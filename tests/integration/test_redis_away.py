@@ -93,7 +93,7 @@ def test_a_held_call_outlives_redis_hanging(
         wait_until(lambda: door.service.held_calls.count == 1, BACK_S, "the call to be held")
         own_redis.freeze()
         # The reader of changes gives its connection up meanwhile, and finds a new one.
-        until = time.monotonic() + 5
+        until = time.monotonic() + 3
         wait_until(lambda: time.monotonic() > until, 10, "more than every timeout")
         own_redis.thaw()
         replica.succeed(replica.claim())
