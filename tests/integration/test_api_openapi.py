@@ -96,7 +96,7 @@ def test_answers_are_as_the_spec_says(door: Door, replica: PlayedReplica, spec: 
     door.submitted()
     replica.fail(replica.claim())
     listed = check(door.get("/v1/requests"), "get", "/v1/requests", 200)
-    assert [request["status"] for request in listed["data"]] == ["failed", "succeeded"]
+    assert [request["status"] for request in listed["data"]] == ["failed", "canceled"]
     check(door.get("/v1/replicas"), "get", "/v1/replicas", 200)
     check(door.get("/v1/replicas/replica0"), "get", "/v1/replicas/{name}", 200)
     check(door.post("/v1/replicas/replica0/drain"), "post", "/v1/replicas/{name}/drain", 200)
