@@ -76,8 +76,8 @@ class BatchLesson:
         """
         if len(rows) < 2 or self._rest > 0 or len(self._seconds.get(sum(rows), ())) < _ENOUGH:
             return False
-        parts = [self.step_s(each) for each in rows]
-        known = [each for each in parts if each is not None]
+        times = {each: self.step_s(each) for each in set(rows)}
+        known = [each for each in map(times.get, rows) if each is not None]
         return len(known) == len(rows) and (self.step_s(sum(rows)) or 0.0) > sum(known)
 
     def weigh(self, rows: Sequence[int], whole_s: float, parts_s: float) -> None:

@@ -84,7 +84,9 @@ class Call:
         """Find out its layout; `names` are those of the forward's arguments, in their order."""
         if len(self.args) > len(names):  # which the call itself will raise, in its turn
             return
-        self.arguments = dict(zip(names, self.args, strict=False)) | self.kwargs
+        self.arguments = self.kwargs
+        if self.args:
+            self.arguments = dict(zip(names, self.args, strict=False)) | self.kwargs
         try:
             self.layout = self.member.layouts.layout(self.arguments, layout)
         except Unmergeable as error:

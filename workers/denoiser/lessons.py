@@ -19,9 +19,12 @@ class Lessons:
         """Return the lesson that a call follows and adds to; None for one that runs alone."""
         if call.layout is None:
             return None
-        if len(self._lessons) > _KEPT:
-            self._lessons.clear()
-        lesson = self._lessons.setdefault(call.kind, BatchLesson())
+        kind = call.kind
+        lesson = self._lessons.get(kind)
+        if lesson is None:
+            if len(self._lessons) > _KEPT:
+                self._lessons.clear()
+            lesson = self._lessons[kind] = BatchLesson()
         if lesson.pads is False:  # then each length is a kind of its own
-            return self._lessons.setdefault((call.kind, call.layout.lengths), BatchLesson())
+            return self._lessons.setdefault((kind, call.layout.lengths), BatchLesson())
         return lesson

@@ -131,30 +131,38 @@ class Rendezvous:
         return meet
 
     def _wait_for(self, calls: list[Call], member: Member) -> None:
-        with self._lock:
-            self.line.join(calls, member)
-            try:
-                while not all(call.done for call in calls):
-                    group, patience = ([], 0.0) if self._busy else self.line.next_group()
-                    if group and patience <= 0:
-                        # Whoever sees that a group is complete runs it, so that nobody need wake
-                        # for it.
-                        self._run(group)
-                    else:
-                        first = bool(group) and group[0] in calls
-                        self._sleep(member, patience if first else None)
-                for call in calls:
-                    member.count(call.shared)
-            finally:
-                if self.line.remove(calls):  # this thread was told to end while it waited
-                    self._ring_first()
-
-    def _sleep(self, member: Member, timeout_s: float | None) -> None:
-        self._lock.release()
         try:
-            member.bell.wait(timeout_s)
+            with self._lock:
+                self.line.join(calls, member)
+                patience_s = self._run_what_is_due(calls)
+            while not _done(calls):
+                member.bell.wait(patience_s)
+                # All of a group wake at once: who is done does not queue for the lock again.
+                if not _done(calls):
+                    with self._lock:
+                        patience_s = self._run_what_is_due(calls)
+            for call in calls:
+                member.count(call.shared)
         finally:
-            self._lock.acquire()
+            if not _done(calls):  # this thread was told to end while it waited
+                with self._lock:
+                    if self.line.remove(calls):
+                        self._ring_first()
+
+    def _run_what_is_due(self, calls: list[Call]) -> float | None:
+        """Run groups that are due until there is none, or until `calls` are done.
+
+        Whoever sees that a group is complete runs it, so that nobody need wake for it. Returns how
+        long the thread of `calls` may then sleep before it looks again; None is until it is woken.
+        """
+        while not _done(calls) and not self._busy:
+            group, patience_s = self.line.next_group()
+            if not group:
+                return None
+            if patience_s > 0:
+                return patience_s if group[0] in calls else None
+            self._run(group)
+        return None
 
     def _run(self, group: list[Call]) -> None:
         """Run a group, with the lock open meanwhile."""
@@ -195,3 +203,7 @@ class Rendezvous:
                 call.error = error
             return False
         return True
+
+
+def _done(calls: list[Call]) -> bool:
+    return all(call.done for call in calls)

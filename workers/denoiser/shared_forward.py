@@ -25,7 +25,6 @@ _logger = logging.getLogger(__name__)
 def run_group(group: Sequence[Call], lesson: BatchLesson) -> None:
     """Give each call its output or its error; several calls are of one kind."""
     failure, scarce = None, False
-    asked = [each for call in group for each in call.row_counts]
     if len(group) > 1 and _proven(group, lesson) is not False:
         try:
             if _run_merged(group, lesson):
@@ -40,7 +39,7 @@ def run_group(group: Sequence[Call], lesson: BatchLesson) -> None:
     for call in group:
         _run_alone(call, lesson)
     if failure is not None and scarce:
-        lesson.limit(asked)
+        lesson.limit([each for call in group for each in call.row_counts])
     elif failure is not None and all(call.error is None for call in group):
         _note_proof(group, lesson, right=False)
 
@@ -68,7 +67,7 @@ def _run_alone(call: Call, lesson: BatchLesson) -> None:
         if call.layout is not None:
             lesson.note(call.row_counts, cost.seconds)
             lesson.note_memory(call.rows, cost.peak_bytes, cost.free_bytes)
-            _weigh([call], lesson, cost.seconds)
+            _weigh([call], call.row_counts, lesson, cost.seconds)
     except BaseException as error:  # noqa: BLE001 - raised in the thread whose call it is
         call.error = error
     if call.requests > 1 and call.error is not None and is_out_of_memory(call.error):
@@ -109,15 +108,17 @@ def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
         shared = sum(call.requests for call in group)
         for call, part in zip(group, parts, strict=True):
             call.output, call.shared = part, shared
-    lesson.note([each for call in group for each in call.row_counts], cost.seconds)
+    counts = [each for call in group for each in call.row_counts]
+    lesson.note(counts, cost.seconds)
     lesson.note_memory(sum(rows), cost.peak_bytes, cost.free_bytes)
-    _weigh(group, lesson, cost.seconds)
+    _weigh(group, counts, lesson, cost.seconds)
     return True
 
 
-def _weigh(group: Sequence[Call], lesson: BatchLesson, together_s: float) -> None:
-    """Where requests together seem slower than one by one, see what they take one by one."""
-    counts = [each for call in group for each in call.row_counts]
+def _weigh(
+    group: Sequence[Call], counts: Sequence[int], lesson: BatchLesson, together_s: float
+) -> None:
+    """Where requests of so many rows seem slower together, see what they take one by one."""
     if not lesson.doubts(counts):
         return
     alone_s = 0.0
