@@ -16,6 +16,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from configs.settings import REPOSITORY
 from tests.e2e.service import Service
 from tests.redis_server import RedisServer, running_redis
 from tests.waiting import wait_until
@@ -26,6 +27,7 @@ WARM_UP = 0.4  # share of the requests after which memory is to be flat
 ALLOWED = 8 << 20  # bytes that a process may have gained by the end: what allocators keep
 PER_REQUEST = 4_000  # and for each request: a third of one of its pictures
 _MANY_CHANGES = 10_200
+_EMBEDDINGS = 500_000  # bytes, of forty prompts
 
 
 @pytest.fixture
@@ -36,8 +38,16 @@ def redis(redis_binary: str, tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def service(redis: RedisServer, tmp_path: Path) -> Iterator[Service]:
-    """One whose records go soon after their end, so that what stays is what leaks."""
-    running = Service(redis.url, "soak:", tmp_path, environ={"RETENTION_S": "2"})
+    """One whose records go soon after their end, so that what stays is what leaks.
+
+    For the same reason the embeddings of prompts, each of which is new, fill their cache early.
+    """
+    stage = tmp_path / "stage.yaml"
+    text = (REPOSITORY / "configs" / "tiny_cpu.yaml").read_text()
+    text = text.replace("./models/tiny", str(REPOSITORY / "models" / "tiny"))
+    seqs = "      max_num_seqs: 1\n"
+    stage.write_text(text.replace(seqs, f"{seqs}      prompt_embed_cache_bytes: {_EMBEDDINGS}\n"))
+    running = Service(redis.url, "soak:", tmp_path, stage, environ={"RETENTION_S": "2"})
     with Redis(port=redis.port) as client:
         # As full as it ever gets, so that its growth to there is not taken for a leak.
         pipeline = client.pipeline(transaction=False)
