@@ -67,6 +67,7 @@ class Demise:
             ).start()
 
     def _end_without_device(self, runner: Runner, heartbeat: Heartbeat) -> None:
+        # Looked at, and not told: the runs end in threads that may hang in the device.
         deadline = time.monotonic() + _LAST_RUNS_S
         while runner.runs and time.monotonic() < deadline:
             time.sleep(_LOOK_S)

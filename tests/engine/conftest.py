@@ -9,6 +9,7 @@ import torch
 
 from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
+from tests.engine.company import Company
 from workers.denoiser.rendezvous import Rendezvous
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -97,3 +98,18 @@ def parameters() -> MakeParameters:
         return Parameters(**{**usual, **changes})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def shared_company() -> Iterator[Company]:
+    company = Company(load_pipeline(plan()))
+    yield company
+    company.pool.shutdown()
+
+
+@pytest.fixture
+def company(shared_company: Company) -> Company:
+    """An engine whose requests start together, which has encoded and decoded nothing yet."""
+    shared_company.encoded.clear()
+    shared_company.decoded.clear()
+    return shared_company

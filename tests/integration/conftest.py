@@ -10,6 +10,7 @@ from redis import Redis
 
 from configs.settings import Settings
 from tests.integration.api_world import Door, PlayedReplica
+from tests.integration.image_inputs import EDITING
 
 OpenDoor = Callable[[Settings], Door]
 
@@ -44,3 +45,9 @@ def door(api_settings: Settings, open_door: OpenDoor) -> Door:
 def replica(door: Door) -> PlayedReplica:
     """One ready replica, replica0, with the tiny model."""
     return door.replica().load()
+
+
+@pytest.fixture
+def editing(door: Door) -> PlayedReplica:
+    """A ready replica of a model that takes images."""
+    return door.replica().load(EDITING)

@@ -10,94 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigurationError
-from configs.stages import load_stages
 from tests.unit.stage_files import changed, load, refusal, sole, stage
-
-COMMAS = 'write whole numbers from 0 up with commas between, such as "0,1"'
-
-
-def test_too_few_or_too_many_devices(tmp_path: Path) -> None:
-    error = refusal(tmp_path, changed("runtime.devices", "0,1,2"))
-    path, message = sole(error)
-    assert path == "stages[0].runtime.devices"
-    assert message == (
-        "'0,1,2' names 3 devices, and exactly 2 are needed: 2 replicas (runtime.num_replicas) x "
-        "1 device each (engine_args.parallel_config.world_size); name 2, or set num_replicas to 3"
-    )
-    assert error.message.startswith(f"{tmp_path}/stages.yaml is refused: ")
-
-
-@pytest.mark.parametrize(("replicas", "world_size"), [(1, 1), (4, 1), (2, 2), (1, 3)])
-def test_no_other_number_of_devices_will_do(tmp_path: Path, replicas: int, world_size: int) -> None:
-    sections: dict[str, Any] = {
-        "runtime": {"devices": "0,1", "num_replicas": replicas},
-        "engine_args": {"parallel_config": {"world_size": world_size}},
-    }
-    path, message = sole(refusal(tmp_path, {"stages": [stage(**sections)]}))
-    assert path == "stages[0].runtime.devices"
-    assert "names 2 devices" in message
-    assert f"name {replicas * world_size}" in message
-
-
-def test_a_number_of_replicas_that_cannot_be_is_not_proposed(tmp_path: Path) -> None:
-    sections: dict[str, Any] = {
-        "runtime": {"devices": "0,1,2", "num_replicas": 2},
-        "engine_args": {"parallel_config": {"world_size": 2}},
-    }
-    assert sole(refusal(tmp_path, {"stages": [stage(**sections)]}))[1].endswith("; name 4")
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ("0,0", "'0,0' names device 0 twice; name each device once"),
-        ([1, 1], "[1, 1] names device 1 twice; name each device once"),
-        ("1,01", "'1,01' names device 1 twice; name each device once"),
-        ("0,-1", f"'0,-1' names device -1, which is negative; {COMMAS}"),
-        (-1, f"-1 names device -1, which is negative; {COMMAS}"),
-        ("0,x", f"'0,x' names device 'x', which is not a whole number; {COMMAS}"),
-        ("0-3", f"'0-3' names device '0-3', which is not a whole number; {COMMAS}"),
-        ("1.5,0", f"'1.5,0' names device '1.5', which is not a whole number; {COMMAS}"),
-        (1.5, f"1.5 names device 1.5, which is not a whole number; {COMMAS}"),
-        (True, f"True names device True, which is not a whole number; {COMMAS}"),
-        ([0, [1]], f"[0, [1]] names device [1], which is not a whole number; {COMMAS}"),
-        ("²,0", f"'²,0' names device '²', which is not a whole number; {COMMAS}"),
-        ("0,,1", f"'0,,1' has an empty place between its commas; {COMMAS}"),
-        ("", f"'' names no device; {COMMAS}, or leave the key out"),
-        ([], f"[] names no device; {COMMAS}, or leave the key out"),
-        (
-            "0,9999999999",
-            f"'0,9999999999' names device 999999999..., which no machine has; {COMMAS}",
-        ),
-        (
-            "cpu",
-            f"'cpu' is a kind of device, which belongs under engine_args.device (device: cpu); {COMMAS}",  # noqa: E501
-        ),
-    ],
-)
-def test_devices_that_are_none(tmp_path: Path, written: object, expected: str) -> None:
-    error = refusal(tmp_path, changed("runtime.devices", written))
-    assert sole(error) == ("stages[0].runtime.devices", expected)
-
-
-def test_every_wrong_device_of_a_list_is_named(tmp_path: Path) -> None:
-    error = refusal(tmp_path, changed("runtime.devices", "0,0,-1,x"))
-    assert [detail.param for detail in error.details] == ["stages[0].runtime.devices"] * 3
-
-
-@pytest.mark.parametrize("written", [0, -1, 1025])
-def test_a_number_of_replicas_out_of_range(tmp_path: Path, written: int) -> None:
-    assert sole(refusal(tmp_path, changed("runtime.num_replicas", written))) == (
-        "stages[0].runtime.num_replicas",
-        f"{written} is out of range; give a whole number from 1 to 1024 (replicas)",
-    )
-
-
-@pytest.mark.parametrize("written", ["2", 2.5, 2.0, True, [2]])
-def test_a_number_of_replicas_that_is_no_whole_number(tmp_path: Path, written: object) -> None:
-    path, message = sole(refusal(tmp_path, changed("runtime.num_replicas", written)))
-    assert path == "stages[0].runtime.num_replicas"
-    assert message.startswith(f"{written!r} is not a whole number; give a whole number from 1")
 
 
 @pytest.mark.parametrize(
@@ -336,71 +249,6 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert error.param is None
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", " is empty; it must hold `stages:` with one entry for each model"),
-        ("# only a remark\n", " is empty; it must hold `stages:`"),
-        ("- 1\n", " holds a list at its top level, not a mapping; it must begin with `stages:`"),
-        ("hello", " holds a str at its top level, not a mapping"),
-        ("{}", "stages: is missing; write `stages:` with one entry for each model"),
-        ("stages:\n", "stages: is missing; write `stages:`"),
-        ("stages: []", "stages: [] names no stage; write an entry for each model"),
-        ("stages: 3", "stages: 3 is not a list; write an entry for each model"),
-        ("a: b: c", ", line 1, column 5: mapping values are not allowed here"),
-        ("a: [1,\n", ", line 2, column 1: "),
-        ("a: 'b\n", ", line 2, column 1: "),
-        ("a: 1\n\tb: 2\n", "YAML is indented with spaces, put spaces in place of the tab"),
-        (
-            "a: 1\nb:\n  c: 1\n  c: 2\n",
-            ", line 4, column 3: the key 'c' stands here a second time ",
-        ),
-        ("a: 1\n---\nb: 2\n", ", line 2, column 1: a second document begins here; put all stages"),
-        ("{[1]: 2}", ", line 1, column 2: found unhashable key"),
-        ("a: *nothing", ", line 1, column 4: found undefined alias 'nothing'"),
-        ("a: !!python/object:os.system x", ", line 1, column 4: could not determine a constructor"),
-        ("a: \x07", " is not YAML that can be read: "),
-        ("a: 2020-13-45", " is not YAML that can be read: "),
-        ("[" * 5000, " is not YAML that can be read: "),
-    ],
-)
-def test_a_file_that_is_no_stage_file(tmp_path: Path, text: str, expected: str) -> None:
-    message = str(refusal(tmp_path, text))
-    assert message.startswith(f"{tmp_path}/stages.yaml")
-    assert expected in message
-
-
-def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
-    text = "stages:\n  - stage_id: 0\n    stage_type: diffusion\n    stage_id: 1\n"
-    assert str(refusal(tmp_path, text)) == (
-        f"{tmp_path}/stages.yaml, line 4, column 5: the key 'stage_id' stands here a second time "
-        "(first in line 2); keep one of the two"
-    )
-
-
-def test_a_merge_key_may_be_overridden(tmp_path: Path) -> None:
-    text = (
-        "stages:\n"
-        "  - &first {stage_id: 0, stage_type: diffusion, engine_args: {model: org/a}}\n"
-        "  - {<<: *first, stage_id: 1, engine_args: {model: org/b}}\n"
-    )
-    assert [one.model_name for one in load(tmp_path, text)] == ["org/a", "org/b"]
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(ConfigurationError) as refused:
-            load_stages(path)
-        assert f"{path} cannot be read: {reason}" in str(refused.value)
-        assert "STAGE_CONFIGS_PATH" in str(refused.value)
-
-
-def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
-    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
-    with pytest.raises(ConfigurationError, match="is not text in UTF-8 \\(byte 3\\); save it as"):
-        load_stages(tmp_path / "latin.yaml")
-
-
 def test_a_long_value_is_shown_short(tmp_path: Path) -> None:
     assert len(str(refusal(tmp_path, changed("engine_args.dtype", "x" * 10_000)))) < 400
 
@@ -412,6 +260,8 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
+
+
 PATHS = st.sampled_from(
     [
         "stage_id",
@@ -440,39 +290,3 @@ def test_any_value_is_taken_or_refused_by_path(tmp_path: Path, path: str, value:
         return
     assert params
     assert all(param.startswith("stages[0].") for param in params)
-
-
-@pytest.mark.parametrize(
-    ("written", "path", "expected"),
-    [
-        (
-            {"world_size": 4, "ulysses_degree": 2},
-            "world_size",
-            "4 is not ulysses_degree x ring_degree x cfg_parallel_size, which is 2; make them",
-        ),
-        (
-            {"world_size": 2, "ulysses_degree": 2, "ring_degree": 2},
-            "world_size",
-            "2 is not ulysses_degree x ring_degree x cfg_parallel_size, which is 4",
-        ),
-        (
-            {"world_size": 6, "cfg_parallel_size": 2, "ulysses_degree": 2},
-            "world_size",
-            "6 is not ulysses_degree x ring_degree x cfg_parallel_size, which is 4",
-        ),
-        (
-            {"device_map": "balanced", "ring_degree": 2},
-            "device_map",
-            "'balanced' puts parts on devices, and ring_degree share each call; leave out one",
-        ),
-        ({"device_map": "balanced"}, "device_map", "'balanced' needs several devices"),
-    ],
-)
-def test_a_parallel_config_that_does_not_add_up(
-    tmp_path: Path, written: dict[str, object], path: str, expected: str
-) -> None:
-    document = changed("engine_args.parallel_config", written)
-    document["stages"][0]["runtime"] = {}
-    found, message = sole(refusal(tmp_path, document))
-    assert found == f"stages[0].engine_args.parallel_config.{path}"
-    assert expected in message

@@ -8,8 +8,8 @@ its `scale_noise`, and only the step is that of another scheduler of diffusers.
 
 Left out are DEIS, whose form in the noise divides by 1 - sigma and takes the logarithm of sigma, so
 that it can neither begin at 1 nor end at 0, and all that draw noise in their steps (SASolver,
-FlowMatchLCM, Euler ancestral): the pipelines of flow models pass no generator to the step, so that
-a seed would not give the same picture twice. Knows no families and no requests.
+FlowMatchLCM, Euler ancestral): what they give approaches no picture as steps grow finer, so that
+nothing shows them right. Knows no families and no requests.
 """
 
 import copy

@@ -1,0 +1,184 @@
+"""Requests of one company stay requests of their own: each is canceled, guided and fails alone."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.errors import GenerationFailed, NonFiniteOutput
+from routing.parameters import TEXT_TO_IMAGE, Parameters
+from scripts.families import save_family
+from scripts.family_trial import small_request
+from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
+from tests.engine.company_requests import PROMPTS, one_output_each
+from tests.engine.conftest import MakeParameters, plan
+from tests.engine.recorder import Recorder, Steerer
+from tests.engine.toy_denoiser import Gate
+from workers.denoiser.batch_lesson import BatchLesson
+from workers.engine.observer import Interrupted
+from workers.engine.pipeline_loader import load_pipeline
+
+
+@pytest.fixture
+def asked(parameters: MakeParameters) -> list[Parameters]:
+    return one_output_each(parameters)
+
+
+@pytest.mark.parametrize("who", [0, 2], ids=["the first", "another"])
+@pytest.mark.parametrize("step", [1, 3, 6], ids=["early", "half way", "at the end"])
+def test_one_that_is_canceled_leaves_at_the_next_step_and_is_not_decoded(
+    company: Company,
+    asked: list[Parameters],
+    who: int,
+    step: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    alone = company.alone(asked)
+    rows: list[int] = []
+    forward = company.pipe.unet.conv_in.forward
+
+    def counted(sample: torch.Tensor):
+        rows.append(len(sample))
+        return forward(sample)
+
+    monkeypatch.setattr(company.pipe.unet.conv_in, "forward", counted)
+    monkeypatch.setattr(BatchLesson, "doubts", lambda *_: False)  # which would count rows again
+    gate = Gate()
+
+    # Held until the canceled one is seen to be over.
+    watchers: list[Any] = [Recorder(), Recorder(), Recorder(), Last(gate)]
+    watchers[who] = Canceler(step)
+    made = company.start(asked, watchers)
+    with pytest.raises(Interrupted):
+        made[who].result(TIMEOUT_S)
+    assert not any(each.done() for index, each in enumerate(made) if index != who)
+    gate.open()
+    for index in {0, 1, 2, 3} - {who}:
+        assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
+    assert company.decoded == [3]
+    assert sum(rows) == 2 * (6 * 3 + step)
+
+
+def test_when_all_are_canceled_nothing_goes_on(company: Company, asked: list[Parameters]):
+    company.alone(asked)
+    made = company.start(asked, [Canceler(1 + index) for index in range(4)])
+    for each in made:
+        with pytest.raises(Interrupted):
+            each.result(TIMEOUT_S)
+    assert company.decoded == []
+    assert company.engine.generate(asked[0], Recorder()).steps == 6
+
+
+def test_one_changes_its_guidance_among_the_others(company: Company, asked: list[Parameters]):
+    alone = company.alone(asked)
+    steered = company.engine.generate(asked[1], Steerer(3, guidance_scale=8.0))
+    assert difference(steered, alone[1]) > 8
+    company.encoded.clear()
+    watchers = [Recorder(), Steerer(3, guidance_scale=8.0), Recorder(), Recorder()]
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, watchers)]
+    alone[1] = steered
+    assert max(map(difference, made, alone)) <= 1
+    assert company.encoded == [4, 4]
+    assert [each.batch_mean for each in made] == [4] * 4
+    assert [each.warnings for each in made] == [()] * 4
+
+
+def test_an_embedded_guidance_is_each_one_s_own(tmp_path: Path):
+    company = Company(load_pipeline(plan(save_family("flux", tmp_path))), width=48, height=32)
+    asked = [
+        small_request(company.engine.abilities, TEXT_TO_IMAGE, prompt=prompt, seed=seed)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    alone = company.alone(asked)
+    watchers = [Recorder(), Steerer(0, guidance_scale=90.0), Steerer(1, guidance_scale=0.0)]
+    for index in (1, 2):
+        steered = company.engine.generate(asked[index], copy.deepcopy(watchers[index]))
+        assert difference(steered, alone[index]) > 2
+        alone[index] = steered
+    company.encoded.clear()
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, [*watchers, Recorder()])]
+    company.pool.shutdown()
+    assert max(map(difference, made, alone)) <= 1
+    assert [each.batch_mean for each in made] == [4] * 4
+    assert [each.warnings for each in made] == [()] * 4
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before the first step", "later"])
+def test_one_whose_guidance_changes_begins_anew_where_samples_are_guided_one_by_one(
+    tmp_path: Path, at: int
+):
+    company = Company(load_pipeline(plan(save_family("z_image", tmp_path))), width=48, height=32)
+    asked = [
+        small_request(company.engine.abilities, TEXT_TO_IMAGE, prompt=prompt, seed=seed)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
+    alone = company.alone(asked)
+    steered = company.engine.generate(asked[1], Steerer(at, guidance_scale=9.0))
+    assert difference(steered, alone[1]) > 8
+    company.decoded.clear()
+    steerer = Steerer(at, guidance_scale=9.0)
+    started = company.start(asked, [Recorder(), steerer, Recorder(), Recorder()])
+    made = [each.result(TIMEOUT_S) for each in started]
+    company.pool.shutdown()
+    alone[1] = steered
+    assert max(map(difference, made, alone)) <= 1
+    assert steerer.calls == sorted(steerer.calls)
+    assert made[1].steps == 3
+    assert sorted(company.decoded) == [1, 3]
+    assert [each.warnings for each in made] == [()] * 4
+
+
+def test_guidance_that_cannot_be_changed_is_said_and_parts_nobody(
+    company: Company, asked: list[Parameters]
+):
+    watchers = [Recorder(), Recorder(guidance=1.0)]
+    made = [each.result(TIMEOUT_S) for each in company.start(asked[:2], watchers)]
+    assert made[0].warnings == ()
+    assert made[1].warnings == ("guidance_scale could not be changed to 1 while running",)
+    assert company.encoded[-2:] == [2, 2]
+
+
+def test_only_the_one_that_gives_nan_fails(
+    company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
+):
+    alone = company.alone(asked)
+    prepare = company.pipe.prepare_latents
+
+    def spoil(*args: Any, **options: Any):
+        latents = prepare(*args, **options)
+        if len(latents) == 4:
+            latents[2] = torch.nan
+        return latents
+
+    monkeypatch.setitem(vars(company.pipe), "prepare_latents", spoil)  # copies have it too
+    made = company.start(asked, [Recorder() for _ in asked])
+    with pytest.raises(NonFiniteOutput):
+        made[2].result(TIMEOUT_S)
+    for index in (0, 1, 3):
+        assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
+    assert company.decoded == [3]
+
+
+def test_where_a_company_fails_each_runs_by_itself_and_only_the_culprit_fails(
+    company: Company,
+    asked: list[Parameters],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    alone = company.alone(asked)
+    encode_prompt = company.pipe.encode_prompt
+
+    def choosy(prompt: Any, *args: Any, **options: Any):
+        if "x" in (prompt if isinstance(prompt, list) else [prompt]):
+            raise ValueError("no such word")
+        return encode_prompt(prompt, *args, **options)
+
+    monkeypatch.setitem(vars(company.pipe), "encode_prompt", choosy)  # copies have it too
+    made = company.start(asked, [Recorder() for _ in asked])
+    with pytest.raises(GenerationFailed, match="no such word"):
+        made[3].result(TIMEOUT_S)
+    for index in range(3):
+        assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
+    assert "4 requests that started together failed, each runs by itself" in caplog.text
