@@ -7,10 +7,6 @@ move it on; here is what each move means. Does not know Celery's API.
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
-import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -20,11 +16,12 @@ from configs.settings import Settings
 from configs.stages import ReplicaPlan
 from routing.claims import Claims
 from routing.connection import connect
-from routing.registry import Drain, Model
+from routing.registry import Model
 from routing.replica import Heartbeat as Mark
 from routing.replica import ReplicaState
 from routing.router import Router
 from workers.demise import Demise
+from workers.draining import Draining
 from workers.heartbeat import Heartbeat, Reactions
 from workers.replica_mark import ReplicaMark
 from workers.reporter import Reporter
@@ -71,14 +68,12 @@ class Replica:
         self.exit_code: int | None = None
         self._settings = settings
         self._own = ReplicaMark(plan, machine)
-        self._drain: Drain | None = None
-        self._drain_s = settings.drain_s
-        self._hand_back_at = 0.0
         redis = connect(settings.redis_url)
         self._router = Router.open(settings, redis)
         self._claims: Claims = self._router.claims
         self._runner: Runner | None = None
         self._demise = Demise(plan.name, self._own)
+        self._draining = Draining(plan.name, self._own, settings.drain_s)
         self._heartbeat = Heartbeat(
             self._router.registry,
             self._mark,
@@ -88,7 +83,7 @@ class Replica:
                 has_room=self._has_room,
                 wake=self._wake_self,
                 return_strays=self._return_strays,
-                heed=self._heed,
+                heed=self._draining.heed,
                 superseded=self._demise.superseded,
             ),
         )
@@ -132,7 +127,7 @@ class Replica:
             on_device_lost=lambda why: self._demise.lose_device(why, runner, self._heartbeat),
             preview_every_s=self._settings.preview_every_s,
         )
-        self._runner = self._demise.runner = runner
+        self._runner = self._demise.runner = self._draining.runner = runner
         self._reporter.start()
         engine.watch_devices(runner.on_device_lost)
 
@@ -150,16 +145,14 @@ class Replica:
 
     def cancel(self, request_id: str, attempt: int) -> bool:
         """Stop a run at its next step; False where it does not run here."""
-        run = self._runner.runs.get(request_id) if self._runner else None
-        if run is None or run.request.attempt != attempt:
-            return False
-        run.stop(Stop.CANCELED)
-        return True
+        run = self._run_of(request_id, attempt)
+        if run is not None:
+            run.stop(Stop.CANCELED)
+        return run is not None
 
     def refresh(self, request_id: str, attempt: int) -> bool:
         """Have a run's record read again; False where it does not run here."""
-        run = self._runner.runs.get(request_id) if self._runner else None
-        if run is None or run.request.attempt != attempt:
+        if self._run_of(request_id, attempt) is None:
             return False
         self._reporter.wake()
         return True
@@ -173,15 +166,9 @@ class Replica:
 
         Called in a signal handler: it only sets flags and starts a timer.
         """
-        # A second signal is somebody in more of a hurry than the operator was.
-        drain_s, self._drain_s = self._drain_s, self._settings.drain_s
         self._own.leave()
         self._heartbeat.beat_now()
-        if self._runner is not None:
-            self._runner.closed.set()
-            timer = threading.Timer(drain_s, self._runner.stop_all, args=(Stop.HAND_BACK,))
-            timer.daemon = True
-            timer.start()
+        self._draining.begin_last()
 
     def close(self, exit_code: int) -> None:
         """End: the runs are over, the registry is told; a failed one has told its reason before."""
@@ -193,6 +180,10 @@ class Replica:
         self._own.state = ReplicaState.GONE
         self._heartbeat.stop()
         self.exit_code = exit_code
+
+    def _run_of(self, request_id: str, attempt: int) -> Run | None:
+        run = self._runner.runs.get(request_id) if self._runner else None
+        return run if run is not None and run.request.attempt == attempt else None
 
     def _runs(self) -> Collection[Run]:
         return self._runner.runs.values() if self._runner else ()
@@ -217,19 +208,3 @@ class Replica:
     def _return_strays(self) -> None:
         if self._runner is not None:
             self._runner.return_strays()
-
-    def _heed(self, drain: Drain | None) -> None:
-        """Do what an operator wants: hand back what runs in time, and end if that is the wish."""
-        if drain is None or self._runner is None or self._own.stopping:
-            self._drain = None
-            return
-        if drain != self._drain:
-            self._drain = drain
-            self._hand_back_at = time.monotonic() + drain.seconds
-            _logger.info("%s drains; what runs may take %g s more", self.plan.name, drain.seconds)
-        if drain.ends:
-            _logger.warning("%s ends as it was told, to be started again", self.plan.name)
-            self._own.stopping, self._drain_s = True, drain.seconds
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif time.monotonic() >= self._hand_back_at:
-            self._runner.hand_back_all()

@@ -108,11 +108,15 @@ class Run:
         now = self._clock()
         if step > self.step:
             last = (now - self.moved_at) / (step - self.step)
-            known = self.step_s if self.step_s is not None else last
-            self.step_s = last if self.step == 0 else 0.7 * known + 0.3 * last
+            self.step_s = lately(self.step_s if self.step else None, last)
         self.step, self.steps, self.moved_at = step, steps, now
         self._on_progress()
         if self.timeout is not None and now - self._started > self.timeout:
             self.stop(Stop.TIMEOUT)
         if self._stop is not None:
             raise Interrupted(self._stop)
+
+
+def lately(known_s: float | None, last_s: float) -> float:
+    """Return the seconds that a step takes of late: a mean in which what is past weighs less."""
+    return last_s if known_s is None else 0.7 * known_s + 0.3 * last_s

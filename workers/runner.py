@@ -9,25 +9,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from redis.exceptions import RedisError
-
 from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
-from routing.claims import Claims, Moved, MustRunAlone
+from routing.claims import Claims, MustRunAlone
 from routing.outcome import Failure, Outcome, Status, Timings
-from routing.record import Request
 from workers.engine.engine import Engine
 from workers.engine.inputs import Inputs
 from workers.engine.observer import Interrupted
 from workers.output_writer import OutputWriter
-from workers.run import Run, Stop
+from workers.run import Run, Stop, lately
+from workers.settlement import Settlement
 
-_RETRY_S = (0.2, 0.5, 1.0, 2.0)
 _logger = logging.getLogger(__name__)
 
 
@@ -51,6 +47,10 @@ class Runner:
     stopped_for: Stop | None = None
     device_lost: bool = False
     strays: frozenset[str] = frozenset()
+    _settlement: Settlement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._settlement = Settlement(self.claims, self.broker)
 
     def run_next(self) -> str | None:
         """Run the first request of the line to its end; return its id, None where nothing waited.
@@ -112,7 +112,7 @@ class Runner:
         strays = frozenset(held.keys() - self.runs.keys())
         for request_id in strays & self.strays:
             _logger.warning("%s was claimed and does not run; it is handed back", request_id)
-            self._hand_back(held[request_id])
+            self._settlement.return_stray(held[request_id])
         self.strays = strays
 
     def _make_up(self) -> None:
@@ -135,7 +135,7 @@ class Runner:
                         TimedOut.code, f"It ran longer than its timeout of {run.timeout:g} s."
                     )
                 case Stop.HAND_BACK:
-                    self._insist(lambda: self._hand_back(request))
+                    self._settlement.hand_back(request)
                     return
                 case Stop.LOST:
                     _logger.warning(
@@ -143,13 +143,13 @@ class Runner:
                     )
                     return
                 case Stop.SUSPECT:
-                    self._insist(lambda: self._hand_back(request, suspect=True))
+                    self._settlement.hand_back(request, suspect=True)
                     return
         except DeviceLost as lost:
             self._lose_device(run, lost)
             return
         outcome = outcome.at(run.step, run.steps)
-        if not self._insist(lambda: self.claims.finish(request, outcome)):
+        if not self._settlement.finish(request, outcome):
             _logger.warning(
                 "%s attempt %d ended unrecorded: canceled, or no longer ours",
                 request.id,
@@ -163,9 +163,7 @@ class Runner:
             inputs = Inputs.read(request.parameters, self.writer.store.read)
             generation = self.engine.generate(request.parameters, run, inputs)
             if run.step_s is not None:
-                self.step_s = (
-                    run.step_s if self.step_s is None else 0.7 * self.step_s + 0.3 * run.step_s
-                )
+                self.step_s = lately(self.step_s, run.step_s)
             outputs = self.writer.write(request, generation)
         except DeviceLost:
             raise
@@ -196,35 +194,10 @@ class Runner:
         self.stop_all(Stop.SUSPECT)
         _logger.critical("while it ran %s, attempt %d: %s", request.id, request.attempt, lost)
         if only:
-            self._insist(lambda: self._requeued(self.claims.move_crashed(request)))
+            self._settlement.crash(request)
         else:
-            self._insist(lambda: self._hand_back(request, suspect=True))
+            self._settlement.hand_back(request, suspect=True)
         self.on_device_lost(f"{lost} (while it ran {request.id})")
-
-    def _hand_back(self, request: Request, *, suspect: bool = False) -> bool:
-        return self._requeued(self.claims.hand_back(request, suspect=suspect))
-
-    def _requeued(self, move: Moved | None) -> bool:
-        if move:
-            _logger.info(
-                "%s handed back; attempt %d goes to %s", move.id, move.attempt, move.replica
-            )
-            self.broker.wake(move.replica, move.id, move.attempt)
-        return True
-
-    def _insist(self, record: Callable[[], bool]) -> bool:
-        """Record an outcome however long Redis is away: the work is done and must not be lost."""
-        tries = 0
-        while True:
-            try:
-                return record()
-            except RedisError as error:
-                pause = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
-                _logger.warning(
-                    "an outcome was not recorded, trying again in %g s: %s", pause, error
-                )
-                tries += 1
-                time.sleep(pause)
 
 
 def _failed(code: str, message: str) -> Outcome:
