@@ -1,40 +1,39 @@
 """What routing by work buys on this machine: ``python -m scripts.routing_bench``.
 
-Starts the whole service by ``scripts.serve`` on free ports, over a Redis and a folder of its own,
-and a second API before the same replicas, so that there is one for each policy. Submits a mix of
-requests at once and takes the time from the first submit to the last end. The mix is half requests
-of N steps and half of 4 N, once in turns (the worst for round robin over two replicas) and once
-shuffled. Each round runs all of it by both policies, so that what else the machine does falls on
-both alike; figures are medians, the saving is that of ratios inside a round. Knows the service by
-its HTTP calls only.
+Runs a service of its own (`scripts/measured_service.py`) and a second API before the same replicas,
+so that there is one for each policy. Submits a mix of requests at once and takes the time from the
+first submit to the last end. The mix is half requests of N steps and half of 4 N, once in turns
+(the worst for round robin over two replicas) and once shuffled. Each round runs all of it by both
+policies, so that what else the machine does falls on both alike; figures are medians, the saving is
+that of ratios inside a round. Knows the service by its HTTP calls only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import secrets
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from configs.settings import REPOSITORY
-from scripts.door import Door, NoAnswer, Refused
-from scripts.redis_server import free_port, plan_redis
+from configs.errors import ConfigurationError
+from configs.settings import load_settings
+from configs.stages import load_stages, plan_replicas
+from scripts.door import Door
+from scripts.measured_service import running_api, running_redis, running_service
+from scripts.refusal import StartRefused
 
 POLICIES: Final = ("round_robin", "least_work")
 ORDERS: Final = ("in turns", "shuffled")
-_READY_S: Final = 300.0
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16, help="in one mix")
     parser.add_argument("--steps", type=int, default=20, help="of a light one; a heavy one has 4 x")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds, of a service")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
-    with _service() as doors:
-        _mix(doors["round_robin"], [options.steps] * 4)  # warm, and the replicas' speeds are known
-        measured = list(_rounds(doors, options.requests, options.steps, options.rounds))
+    try:
+        with _service(options.start_timeout) as doors:
+            _mix(doors["round_robin"], [options.steps] * 4)  # warm, with speeds that are known
+            measured = list(_rounds(doors, options.requests, options.steps, options.rounds))
+    except (ConfigurationError, StartRefused) as refused:
+        raise SystemExit(f"Error: {refused}") from None
     for line in _table(measured, options.rounds):
         print(line)
     print(json.dumps([vars(mix) for mix in measured]))
@@ -113,62 +116,22 @@ def _mix(door: Door, steps: list[int]) -> tuple[float, dict[str, int]]:
 
 
 @contextmanager
-def _service() -> Iterator[dict[str, Door]]:
+def _service(start_timeout_s: float) -> Iterator[dict[str, Door]]:
     """Run everything; yields the API of each policy."""
-    ports = {policy: free_port() for policy in POLICIES}
-    doors = {policy: Door(f"http://127.0.0.1:{port}") for policy, port in ports.items()}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        redis = plan_redis(Path(folder) / "redis")
-        environ = {
-            **os.environ,
-            "REDIS_URL": redis.url,
-            "RUN_DIR": f"{folder}/run",
-            "FLOWER_PORT": str(free_port()),
+    settings = load_settings()
+    stage_file, key = settings.stage_configs_path, settings.api_key
+    replicas = len(plan_replicas(load_stages(stage_file)))
+    with TemporaryDirectory(prefix="diffusion-routing-") as folder, ExitStack() as stack:
+        shared = {
+            "REDIS_URL": stack.enter_context(running_redis(Path(folder))),
+            "STAGE_CONFIGS_PATH": str(stage_file),
         }
-        log = stack.enter_context((Path(folder) / "log").open("wb"))
-
-        def run(command: Sequence[str], **own: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(
-                command, cwd=REPOSITORY, env={**environ, **own}, stdout=log, stderr=log
-            )
-            stack.callback(_end, process)
-            return process
-
-        server = run(redis.command)
-        _wait_until(lambda: redis.ready(server.pid) is not None, server, Path(folder) / "log")
-        serve = ("-m", "scripts.serve", "--port", str(ports["round_robin"]))
-        first = run((sys.executable, *serve), ROUTING_POLICY="round_robin")
-        second = run(
-            (sys.executable, "-m", "gunicorn", "--config", "python:api.gunicorn_conf"),
-            ROUTING_POLICY="least_work",
-            API_PORT=str(ports["least_work"]),
+        first, second = ({**shared, "ROUTING_POLICY": policy} for policy in POLICIES)
+        urls = (
+            stack.enter_context(running_service(stage_file, replicas, start_timeout_s, key, first)),
+            stack.enter_context(running_api(replicas, start_timeout_s, key, second)),
         )
-        for door, process in zip(doors.values(), (first, second), strict=True):
-            _wait_until(lambda door=door: _is_ready(door), process, Path(folder) / "log")  # type: ignore[misc]
-        yield doors
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait(60)
-
-
-def _is_ready(door: Door) -> bool:
-    try:
-        listed = door.replicas()
-    except (NoAnswer, Refused):
-        return False
-    return bool(listed) and all(replica["state"] == "ready" for replica in listed)
-
-
-def _wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _READY_S
-    while not condition():
-        if time.monotonic() > deadline or process.poll() is not None:
-            raise SystemExit(
-                f"Error: the service did not become ready; it said:\n{log.read_text()}"
-            )
-        time.sleep(0.5)
+        yield {policy: Door(url, key) for policy, url in zip(POLICIES, urls, strict=True)}
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ from typing import Any, Final
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
 from scripts.console import complain, say
+from scripts.measured_service import running_service
 from scripts.refusal import StartRefused
 from scripts.scaling.picture import draw
 from scripts.scaling.plan import SweepPlan, plan_sweep
 from scripts.scaling.results import scaling, scaling_table
-from scripts.scaling.service import running_service
 from scripts.serving_bench.command_line import read_options
 from scripts.serving_bench.figures import figures
 from scripts.serving_bench.measurement import measure

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +47,11 @@ def film(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture
+def own_environ(redis_binary: str, tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary folder is the test's own, which no file may outlive."""
+    (tmp_path / "temp").mkdir()
+    given = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
+    return {**given, "TMPDIR": str(tmp_path / "temp"), "DRAIN_S": "1"}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from redis import Redis
 
 from configs.settings import REPOSITORY, Settings
 from routing.keys import Keys
+from tests.e2e.started import started_in
 from tests.redis_server import free_port
 from tests.waiting import wait_until
 
@@ -96,26 +98,13 @@ class Launcher:
         """Return all it has said."""
         return self._console.read_text() if self._console.exists() else ""
 
+    def started(self) -> Iterator[psutil.Process]:
+        """Yield the living processes of this launcher, itself too."""
+        return started_in(Path(self.environ["RUN_DIR"]))
+
     def left(self) -> list[str]:
-        """Return the command lines of all living processes of this launcher."""
-        return [
-            " ".join(process.cmdline()) for process in psutil.process_iter() if self.owns(process)
-        ]
-
-    def owns(self, process: psutil.Process) -> bool:
-        """Whether a living process is the launcher or one of its parts, or was started by one.
-
-        All of them write to a file in the run folder. Their environment would not do: some
-        overwrite it to show a title.
-        """
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            return any(
-                file.path.startswith(self.environ["RUN_DIR"]) for file in process.open_files()
-            )
-        except psutil.Error:
-            return False
+        """Return their command lines."""
+        return [" ".join(process.cmdline()) for process in self.started()]
 
     def call(self, path: str, body: Any = None, wait_s: int = 0) -> Any:
         """Make one HTTP call, held for ``wait_s`` seconds at most, and return its JSON."""

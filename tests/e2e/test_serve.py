@@ -103,8 +103,7 @@ def test_a_webhook_tells_the_whole_way_of_a_request(launcher: Launcher) -> None:
 def test_redis_and_flower_listen_on_loopback_only(launcher: Launcher) -> None:
     listening = {
         connection.laddr.ip
-        for process in psutil.process_iter()
-        if launcher.owns(process)
+        for process in launcher.started()
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     }
@@ -133,7 +132,7 @@ def test_a_killed_replica_comes_back(launcher: Launcher) -> None:
 
 def test_a_killed_redis_comes_back_with_its_data(launcher: Launcher) -> None:
     done = launcher.run("a red heart on a pink background")
-    (redis,) = [p for p in psutil.process_iter() if launcher.owns(p) and "redis" in p.name()]
+    (redis,) = [p for p in launcher.started() if "redis" in p.name()]
     redis.kill()
     launcher.wait_for("redis ready: ", count=2)
     assert launcher.call(f"/v1/requests/{done['id']}")["status"] == "succeeded"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from PIL import Image
 
 from configs.settings import REPOSITORY
+from tests.e2e.started import started_in
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,34 +21,14 @@ SWEEP = (sys.executable, "-m", "scripts.sweep")
 RUN_S, START_S, END_S = 240, 90, 40
 
 
-@pytest.fixture
-def environ(redis_binary: str, tmp_path: Path) -> dict[str, str]:
-    """An environment whose temporary folder is the test's own, which no file may outlive."""
-    (tmp_path / "temp").mkdir()
-    given = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
-    return {**given, "TMPDIR": str(tmp_path / "temp"), "DRAIN_S": "1"}
-
-
-def started_in(folder: Path) -> Iterator[psutil.Process]:
-    """Living processes that have a file in the folder open, as all parts of a service do."""
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and any(
-                file.path.startswith(str(folder)) for file in process.open_files()
-            ):
-                yield process
-        except psutil.Error:
-            continue
-
-
 def test_each_count_is_measured_with_the_same_requests(
-    environ: dict[str, str], tmp_path: Path
+    own_environ: dict[str, str], tmp_path: Path
 ) -> None:
     arguments = ("--replicas", "2,1", "--num-prompts", "4", "--num-inference-steps", "2")
     done = subprocess.run(
         [*SWEEP, *arguments, "--disable-tqdm", "--output-dir", str(tmp_path / "results")],
         cwd=REPOSITORY,
-        env=environ,
+        env=own_environ,
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -73,15 +51,15 @@ def test_each_count_is_measured_with_the_same_requests(
         assert picture.size == (900, 400)
     assert "| 2 |" in done.stdout
     assert not list(started_in(tmp_path))
-    assert not list((tmp_path / "temp").glob("diffusion-sweep-*"))
+    assert not list((tmp_path / "temp").glob("diffusion-*"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_nothing_behind(
-    environ: dict[str, str], tmp_path: Path, how: signal.Signals
+    own_environ: dict[str, str], tmp_path: Path, how: signal.Signals
 ) -> None:
     arguments = ("--replicas", "1", "--output-dir", str(tmp_path / "results"))
-    process = subprocess.Popen([*SWEEP, *arguments], cwd=REPOSITORY, env=environ)
+    process = subprocess.Popen([*SWEEP, *arguments], cwd=REPOSITORY, env=own_environ)
     try:
         # Redis, API, Flower, the replica and their launcher.
         wait_until(lambda: len(list(started_in(tmp_path / "temp"))) >= 5, START_S, "the service")
@@ -91,7 +69,7 @@ def test_interrupted_it_leaves_nothing_behind(
         process.kill()
         process.wait()
     assert not list(started_in(tmp_path / "temp"))
-    assert not list((tmp_path / "temp").glob("diffusion-sweep-*"))
+    assert not list((tmp_path / "temp").glob("diffusion-*"))
 
 
 def refused(*arguments: str) -> tuple[int, str]:
