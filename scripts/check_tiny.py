@@ -21,8 +21,8 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from scripts.picture_check import PictureVerdict, check_picture
-from scripts.tiny_shapes import PLACES, SHAPES, SIDE, SIZES, Spec, caption, combinations
+from scripts.tiny_model.picture_check import PictureVerdict, check_picture
+from scripts.tiny_model.shapes import PLACES, SHAPES, SIDE, SIZES, Spec, caption, combinations
 
 OVERALL_BAR = 0.95
 SHAPE_BAR = 0.85
@@ -140,8 +140,8 @@ def passes(rows: dict[str, dict[str, float]]) -> bool:
     return rows["all"]["ok"] >= OVERALL_BAR and worst >= SHAPE_BAR
 
 
-def main() -> int:
-    """Runs the check as the command line says."""
+def parse_options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=Path("models/tiny"))
     parser.add_argument("--prompts", type=int, default=200)
@@ -155,6 +155,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.prompts < len(SHAPES):
         parser.error(f"--prompts must be at least {len(SHAPES)}, one for each shape")
+    return options
+
+
+def main() -> int:
+    """Runs the check as the command line says."""
+    options = parse_options()
     torch.set_num_threads(options.threads)
     pipeline, how = load(options.model), Sampling(options.steps, options.guidance)
     specs = choose_specs(options.prompts, held_out=True, seed=options.seed)

@@ -25,7 +25,7 @@ from routing.parameters import MEDIA_TYPES
 from scripts.console import complain, say
 from scripts.door import Door, NoAnswer, Refused
 from scripts.followed_request import FollowedRequest
-from scripts.parts import base_url, reachable
+from scripts.launcher.parts import base_url, reachable
 
 _FORMATS: Final = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".mp4": "mp4"}
 _CANCELED: Final = 130

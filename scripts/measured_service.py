@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from configs.settings import REPOSITORY
-from scripts.child_process import ChildProcess
 from scripts.door import Door, NoAnswer, Refused
-from scripts.redis_server import free_port, plan_redis
-from scripts.refusal import StartRefused
-from scripts.supervisor import last_line
+from scripts.launcher.child_process import ChildProcess
+from scripts.launcher.redis_server import free_port, plan_redis
+from scripts.launcher.refusal import StartRefused
+from scripts.launcher.supervisor import last_line
 
 _LOOK_EVERY_S: Final = 0.3
 _END_S: Final = 30.0

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from scripts.families import FAMILIES, save_family
-from scripts.family_trial import Trial, try_family
+from scripts.families.catalog import FAMILIES, save_family
+from scripts.families.trial import Trial, try_family
 from workers.engine.flow_solvers import SOLVERS
 
 _REPOSITORY = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from configs.errors import ConfigurationError
 from configs.settings import load_settings
 from scripts.console import complain, say
 from scripts.door import Door, NoAnswer, Refused
-from scripts.parts import base_url, reachable
+from scripts.launcher.parts import base_url, reachable
 from scripts.roll import RollingRestart, Stopped
 
 

@@ -29,8 +29,8 @@ from configs.errors import ConfigurationError
 from configs.settings import load_settings
 from configs.stages import load_stages, plan_replicas
 from scripts.door import Door
+from scripts.launcher.refusal import StartRefused
 from scripts.measured_service import running_api, running_redis, running_service
-from scripts.refusal import StartRefused
 
 POLICIES: Final = ("round_robin", "least_work")
 ORDERS: Final = ("in turns", "shuffled")

@@ -29,8 +29,8 @@ from typing import Any, Final
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
 from scripts.console import complain, say
+from scripts.launcher.refusal import StartRefused
 from scripts.measured_service import running_service
-from scripts.refusal import StartRefused
 from scripts.scaling.picture import draw
 from scripts.scaling.plan import SweepPlan, plan_sweep
 from scripts.scaling.results import scaling, scaling_table

@@ -16,16 +16,17 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderTiny, StableDiffusionPipeline
 
-from scripts import tiny_autoencoder, tiny_denoiser
-from scripts.tiny_captions import WORDS
-from scripts.tiny_networks import build_scheduler
-from scripts.tiny_tokenizer import write_tokenizer
+from scripts.tiny_model import autoencoder, denoiser
+from scripts.tiny_model.captions import WORDS
+from scripts.tiny_model.networks import build_scheduler
+from scripts.tiny_model.tokenizer import write_tokenizer
 
 
 def parse_options() -> argparse.Namespace:
@@ -53,6 +54,18 @@ def load_in_single_precision(config: Path) -> None:
     config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
+def trained_autoencoder(options: argparse.Namespace, log: Callable[[str], None]) -> Any:
+    """The autoencoder of the work folder, trained if it is not there."""
+    folder = options.work / "vae"
+    if not folder.exists():
+        rng = random.Random(options.seed)
+        trained = autoencoder.train(options.autoencoder_steps, rng, log)
+        autoencoder.polish_decoder(trained, options.decoder_steps, rng, log)
+        trained.save_pretrained(folder)
+    vae: Any = AutoencoderTiny.from_pretrained(folder, local_files_only=True)
+    return vae.eval()
+
+
 def main() -> None:
     """Trains what is not yet trained and saves the whole."""
     options = parse_options()
@@ -64,26 +77,20 @@ def main() -> None:
         print(f"[{time.monotonic() - started:7.1f}s] {line}", flush=True)
 
     tokenizer = write_tokenizer(options.work / "tokenizer", WORDS)
-    vae_folder = options.work / "vae"
-    if not vae_folder.exists():
-        rng = random.Random(options.seed)
-        trained = tiny_autoencoder.train(options.autoencoder_steps, rng, log)
-        tiny_autoencoder.polish_decoder(trained, options.decoder_steps, rng, log)
-        trained.save_pretrained(vae_folder)
-    vae: Any = AutoencoderTiny.from_pretrained(vae_folder, local_files_only=True).eval()
-    plan = tiny_denoiser.Plan(
+    vae = trained_autoencoder(options, log)
+    plan = denoiser.Plan(
         steps=options.steps,
         batch=options.batch,
         pool=options.pool,
         seed=options.seed,
         checkpoint=options.work / "checkpoint.pt",
     )
-    encoder, denoiser = tiny_denoiser.train(plan, vae, tokenizer, log)
+    encoder, unet = denoiser.train(plan, vae, tokenizer, log)
     pipeline = StableDiffusionPipeline(
         vae=vae,
         text_encoder=encoder,
         tokenizer=tokenizer,
-        unet=denoiser,
+        unet=unet,
         scheduler=build_scheduler(),
         safety_checker=None,
         feature_extractor=None,

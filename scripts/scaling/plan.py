@@ -15,7 +15,7 @@ import yaml
 
 from configs.devices import check_machine, detect_machine
 from configs.stages import StageConfig, load_stages, reference_document
-from scripts.refusal import StartRefused
+from scripts.launcher.refusal import StartRefused
 
 
 @dataclass(frozen=True)

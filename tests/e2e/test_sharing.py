@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from configs.settings import REPOSITORY
-from scripts.picture_check import check_picture
-from scripts.tiny_shapes import Spec
+from scripts.tiny_model.picture_check import check_picture
+from scripts.tiny_model.shapes import Spec
 from tests.e2e.service import Service
 
 SPECS = (

@@ -11,7 +11,7 @@ import torch
 
 from configs.pipeline_settings import PipelineSettings
 from routing.parameters import Parameters
-from scripts.family_trial import pixels
+from scripts.families.trial import pixels
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until

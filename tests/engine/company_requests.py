@@ -10,7 +10,7 @@ from routing.parameters import (
     TEXT_TO_IMAGE,
     Parameters,
 )
-from scripts.family_trial import small_inputs
+from scripts.families.trial import small_inputs
 from tests.engine.company import TIMEOUT_S
 from workers.engine.engine import Generation
 from workers.engine.inputs import Inputs

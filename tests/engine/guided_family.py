@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from scripts.family_trial import load_folder, small_inputs, small_request
+from scripts.families.trial import load_folder, small_inputs, small_request
 from workers.devices.device_chunk import denoisers
 from workers.engine.pipeline_arguments import call_arguments
 

@@ -16,8 +16,8 @@ from routing.parameters import (
     TEXT_TO_VIDEO,
     Parameters,
 )
-from scripts.families import save_family
-from scripts.family_trial import pixels, small_request
+from scripts.families.catalog import save_family
+from scripts.families.trial import pixels, small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, difference
 from tests.engine.company_requests import OUTPUTS, PROMPTS, TASKS, inputs_for, results
 from tests.engine.conftest import MakeParameters, plan

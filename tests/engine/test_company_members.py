@@ -9,8 +9,8 @@ import torch
 
 from configs.errors import GenerationFailed, NonFiniteOutput
 from routing.parameters import TEXT_TO_IMAGE, Parameters
-from scripts.families import save_family
-from scripts.family_trial import small_request
+from scripts.families.catalog import save_family
+from scripts.families.trial import small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.company_requests import PROMPTS, one_output_each
 from tests.engine.conftest import MakeParameters, plan

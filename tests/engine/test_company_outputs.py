@@ -13,7 +13,7 @@ from routing.parameters import (
     TEXT_TO_IMAGE,
     Parameters,
 )
-from scripts.family_trial import pixels
+from scripts.families.trial import pixels
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.company_requests import OUTPUTS, TASKS, of_task, results, several_outputs
 from tests.engine.conftest import MakeParameters, plan

@@ -11,7 +11,7 @@ from diffusers import EulerAncestralDiscreteScheduler, FlowMatchEulerDiscreteSch
 from PIL.Image import Image
 
 from routing.parameters import Parameters
-from scripts.families import save_family
+from scripts.families.catalog import save_family
 from tests.engine.conftest import plan
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities

@@ -17,8 +17,8 @@ from routing.parameters import (
     VIDEO_TASKS,
     Parameters,
 )
-from scripts.families import FAMILIES, save_family
-from scripts.family_trial import Watcher, pixels, small_inputs, small_request, together
+from scripts.families.catalog import FAMILIES, save_family
+from scripts.families.trial import Watcher, pixels, small_inputs, small_request, together
 from scripts.models_table import COLUMNS, PAGE, page, row, trial_of
 from tests.engine.conftest import count_decodes, plan
 from tests.engine.recorder import Recorder

@@ -26,8 +26,8 @@ from diffusers import (
 
 from configs.errors import GenerationFailed
 from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Parameters
-from scripts.families import save_family
-from scripts.family_trial import (
+from scripts.families.catalog import save_family
+from scripts.families.trial import (
     Watcher,
     load_folder,
     pixels,

@@ -15,7 +15,7 @@ import torch
 from configs.errors import DeviceLost, NonFiniteOutput
 from configs.stage_config import Dtype
 from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
-from scripts.families import save_family
+from scripts.families.catalog import save_family
 from tests.engine.conftest import MakeParameters, patient, plan
 from tests.engine.rank_hooks import Scarce, refuse
 from tests.engine.recorder import Recorder

@@ -17,7 +17,7 @@ import torch
 from configs.errors import DeviceLost, ModelLoadFailed
 from configs.pipeline_settings import PipelineSettings, Quantization
 from configs.stages import EngineArgs, ParallelConfig
-from scripts.families import FAMILIES, save_family
+from scripts.families.catalog import FAMILIES, save_family
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until

@@ -11,9 +11,9 @@ import pytest
 import torch
 from diffusers import HunyuanVideoPipeline, UNet2DConditionModel
 
-from scripts.families import FAMILIES, save_family
-from scripts.family_trial import pixels
-from scripts.image_families import stable_diffusion
+from scripts.families.catalog import FAMILIES, save_family
+from scripts.families.stable_diffusion import stable_diffusion
+from scripts.families.trial import pixels
 from tests.engine.conftest import TIMEOUT_S, patient
 from tests.engine.guided_family import (
     AFTER,

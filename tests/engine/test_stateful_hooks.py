@@ -9,7 +9,7 @@ import torch
 from diffusers import FirstBlockCacheConfig, MagCacheConfig, PyramidAttentionBroadcastConfig
 
 from routing.parameters import Parameters
-from scripts.image_families import flux
+from scripts.families.flux import flux
 from tests.engine.recorder import Recorder
 from workers.denoiser.stateful_hooks import has_stateful_hooks
 from workers.engine.abilities import inspect_abilities

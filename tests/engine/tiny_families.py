@@ -1,7 +1,7 @@
 """The text-to-image families whose pipelines run without an engine in the tests."""
 
-from scripts.families import FAMILIES as ALL
-from scripts.families import save_family
+from scripts.families.catalog import FAMILIES as ALL
+from scripts.families.catalog import save_family
 
 __all__ = ["FAMILIES", "save_family"]
 

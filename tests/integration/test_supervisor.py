@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.part import Part
-from scripts.shutdown import Shutdown
-from scripts.supervisor import Member, Supervisor
+from scripts.launcher.part import Part
+from scripts.launcher.shutdown import Shutdown
+from scripts.launcher.supervisor import Member, Supervisor
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -281,8 +281,8 @@ def test_stopping_while_a_part_waits_for_its_next_start_starts_nothing(world: Wo
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path):
     code = f"""
 import os, pathlib, signal, sys
-from scripts.part import Part
-from scripts.supervisor import Supervisor
+from scripts.launcher.part import Part
+from scripts.launcher.supervisor import Supervisor
 folder = pathlib.Path({str(tmp_path)!r})
 supervisor = Supervisor(environment=dict(os.environ), folder=folder, logs=folder, say=print)
 deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"

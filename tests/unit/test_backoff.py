@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scripts.backoff import Backoff
+from scripts.launcher.backoff import Backoff
 
 
 def test_the_pause_doubles_up_to_its_cap():

@@ -11,7 +11,7 @@ import pytest
 from configs.devices import Machine, check_machine
 from configs.errors import ConfigurationError
 from configs.stages import load_stages, reference_document
-from scripts.run_folder import RunFolder
+from scripts.launcher.run_folder import RunFolder
 from tests.unit.dialect_files import FILES, STAGE_ARGS, deploy
 from tests.unit.stage_files import REPOSITORY, load
 

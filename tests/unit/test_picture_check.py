@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from scripts.picture_check import check_picture, read_picture
-from scripts.tiny_captions import sample_spec
-from scripts.tiny_shapes import COLOUR_NAMES, PLACES, SHAPES, SIDE, SIZES, Spec, caption, draw
+from scripts.tiny_model.captions import sample_spec
+from scripts.tiny_model.picture_check import check_picture, read_picture
+from scripts.tiny_model.shapes import COLOUR_NAMES, PLACES, SHAPES, SIDE, SIZES, Spec, caption, draw
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from configs.stages import load_stages
-from scripts.refusal import StartRefused
+from scripts.launcher.refusal import StartRefused
 from scripts.scaling.picture import draw
 from scripts.scaling.plan import plan_sweep
 from scripts.scaling.results import scaling, scaling_table

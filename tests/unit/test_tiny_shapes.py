@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from scripts.tiny_captions import WORDS, sample_spec, varied_caption
-from scripts.tiny_shapes import (
+from scripts.tiny_model.captions import WORDS, sample_spec, varied_caption
+from scripts.tiny_model.shapes import (
     COLOUR_NAMES,
     COLOURS,
     PLACES,

@@ -20,8 +20,8 @@ from configs.stages import ReplicaPlan
 from routing.broker import WEBHOOK_QUEUE, Broker
 from routing.registry import Registry
 from routing.replica import Replica, ReplicaState
-from scripts.part import Part
-from scripts.redis_server import RedisServer
+from scripts.launcher.part import Part
+from scripts.launcher.redis_server import RedisServer
 
 _API, _WORK, _STORE = range(3)  # the order in which they end
 # With the time that the API may outlive the workers, all graces together stay below ten

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scripts.backoff import Backoff
-from scripts.child_process import ChildProcess
-from scripts.part import Part
+from scripts.launcher.backoff import Backoff
+from scripts.launcher.child_process import ChildProcess
+from scripts.launcher.part import Part
 
 _LOG_TAIL_BYTES = 8192
 _LOG_LINE_CHARS = 300
@@ -43,7 +43,7 @@ class Member:
 
 
 class Supervisor:
-    """Runs parts until they are stopped (``scripts/shutdown.py``)."""
+    """Runs parts until they are stopped (``scripts/launcher/shutdown.py``)."""
 
     def __init__(
         self,

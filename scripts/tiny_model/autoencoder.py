@@ -17,8 +17,8 @@ import torch
 from diffusers import AutoencoderTiny
 from torch import Tensor, nn
 
-from scripts.tiny_captions import sample_spec
-from scripts.tiny_shapes import SIDE, Drawing, Rgb, realise, render
+from scripts.tiny_model.captions import sample_spec
+from scripts.tiny_model.shapes import SIDE, Drawing, Rgb, realise, render
 
 CROP = 32
 BATCH = 12

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scripts.supervisor import Member
+from scripts.launcher.supervisor import Member
 
 OUTLIVE_S = 0.4  # how long a part that lingers may outlive the ones it lingered for
 HURRY_S = 1.0  # every grace, once somebody has asked a second time

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scripts import tiny_autoencoder
-from scripts.tiny_captions import sample_spec, varied_caption
-from scripts.tiny_networks import build_denoiser, build_scheduler, build_text_encoder
-from scripts.tiny_shapes import Spec, realise
-from scripts.tiny_tokenizer import MAX_TOKENS
+from scripts.tiny_model import autoencoder
+from scripts.tiny_model.captions import sample_spec, varied_caption
+from scripts.tiny_model.networks import build_denoiser, build_scheduler, build_text_encoder
+from scripts.tiny_model.shapes import Spec, realise
+from scripts.tiny_model.tokenizer import MAX_TOKENS
 
 PEAK_RATE = 1.3e-3
 STEADY = 0.45  # share of the steps at the peak rate, before it falls
@@ -51,7 +51,7 @@ class Pool:
 
     @torch.no_grad()
     def _encode(self, specs: list[Spec]) -> Tensor:
-        batch = tiny_autoencoder.pictures([realise(spec, self._rng) for spec in specs])
+        batch = autoencoder.pictures([realise(spec, self._rng) for spec in specs])
         latents: Tensor = self._vae.encode(batch).latents * self._vae.config.scaling_factor
         return latents
 

@@ -11,7 +11,7 @@ from diffusers import DDIMScheduler, UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from scripts.tiny_tokenizer import MAX_TOKENS
+from scripts.tiny_model.tokenizer import MAX_TOKENS
 
 
 def build_text_encoder(tokenizer: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from scripts.tiny_shapes import COLOUR_NAMES, PLACES, SHAPES, Spec, caption, is_held_out
+from scripts.tiny_model.shapes import COLOUR_NAMES, PLACES, SHAPES, Spec, caption, is_held_out
 
 # Shapes with thin parts are harder to learn, so they are shown more often.
 SHAPE_WEIGHTS = {

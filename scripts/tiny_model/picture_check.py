@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from scripts.tiny_shapes import (
+from scripts.tiny_model.shapes import (
     COLOURS,
     MARGIN,
     PLACES,

@@ -1,7 +1,7 @@
 """A part of the service: how it is started, seen to be ready, explained when it fails, and stopped.
 
-A plan only: nothing here runs. ``scripts/parts.py`` makes the parts of this service, and
-``scripts/supervisor.py`` runs any.
+A plan only: nothing here runs. ``scripts/launcher/parts.py`` makes the parts of this service, and
+``scripts/launcher/supervisor.py`` runs any.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from configs.settings import Settings
 from configs.stages import ReplicaPlan, StageConfig, load_stages, plan_replicas
 from routing.registry import Registry
 from routing.replica import Heartbeat, ReplicaState
-from scripts.refusal import StartRefused
+from scripts.launcher.refusal import StartRefused
 
 _ALIVE = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from scripts.image_families import (
-    flux,
-    flux_kontext,
-    pixart,
-    qwen_image,
-    qwen_image_edit,
-    sana,
+from scripts.families.flux import flux, flux_kontext
+from scripts.families.latte import latte
+from scripts.families.ltx import ltx
+from scripts.families.pixart import pixart
+from scripts.families.qwen import qwen_image, qwen_image_edit
+from scripts.families.sana import sana
+from scripts.families.stable_diffusion import (
     stable_diffusion,
     stable_diffusion_3,
     stable_diffusion_xl,
-    z_image,
 )
-from scripts.video_families import latte, ltx, wan, wan_image_to_video
+from scripts.families.wan import wan, wan_image_to_video
+from scripts.families.z_image import z_image
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     builder.__name__: builder

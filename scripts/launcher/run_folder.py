@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from configs.stages import StageConfig, reference_document
-from scripts.refusal import StartRefused
+from scripts.launcher.refusal import StartRefused
 
 
 class RunFolder:

@@ -15,15 +15,16 @@ from configs.stages import ReplicaPlan
 from routing.broker import Broker
 from routing.connection import connect
 from routing.registry import Registry
-from scripts import parts
-from scripts.console import addresses, say
-from scripts.preflight import check_names
-from scripts.redis_server import RedisServer, check_redis
-from scripts.refusal import StartRefused
-from scripts.run_folder import RunFolder
-from scripts.shutdown import Shutdown
-from scripts.stop_wish import StopWish
-from scripts.supervisor import Supervisor, last_line
+from scripts.console import say
+from scripts.launcher import parts
+from scripts.launcher.addresses import addresses
+from scripts.launcher.preflight import check_names
+from scripts.launcher.redis_server import RedisServer, check_redis
+from scripts.launcher.refusal import StartRefused
+from scripts.launcher.run_folder import RunFolder
+from scripts.launcher.shutdown import Shutdown
+from scripts.launcher.stop_wish import StopWish
+from scripts.launcher.supervisor import Supervisor, last_line
 
 _LOOK_EVERY_S: Final = 0.2
 _REDIS_START_S: Final = 60.0  # it reads its whole file first
