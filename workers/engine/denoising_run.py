@@ -74,7 +74,9 @@ class DenoisingRun:
         self._last_step: float | None = None
 
     def __enter__(self) -> Self:
-        watch_steps(self._pipe.scheduler, self._after_step, lambda: self.generators)
+        watch_steps(
+            self._pipe.scheduler, self._after_step, lambda: self.generators, beside=self.tell
+        )
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:

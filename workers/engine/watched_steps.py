@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,29 +13,79 @@ def watch_steps(
     scheduler: Any,
     after_step: Callable[[Any], Any],
     generators: Callable[[], list[torch.Generator]] = list,
+    beside: Callable[[], None] = lambda: None,
 ) -> None:
     """Make `scheduler.step` return what `after_step` makes of its result; item 0 is the sample.
 
     Pipelines of flow models pass it no generator, as most of their schedulers draw nothing. One
     that does would draw from the generator of the process, so it gets `generators`, one for each
     sample.
-    """
-    step = scheduler.step
-    names = list(inspect.signature(step).parameters)
-    # By position or by name; -1 is no position.
-    sample_at, generator_at = (
-        names.index(name) if name in names else -1 for name in ("sample", "generator")
-    )
 
-    # The pipelines look at the signature to decide whether to pass `generator` and `eta`: a wrapper
-    # that hides it would drop the seeds without a word.
-    @functools.wraps(step)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        if len(args) <= generator_at and kwargs.get("generator") is None:
-            own = generators()
-            sample = args[sample_at] if len(args) > sample_at >= 0 else kwargs.get("sample")
+    Some pipelines copy their scheduler when they are called, and step the copies: for the sound
+    beside the pictures (LTX-2), or for each frame (SkyReels-V2). Copies are watched as well. The
+    steps of whichever is stepped first are those of the run; after a step of another there is only
+    a call of `beside`.
+    """
+    watch = _Watch(after_step, generators, beside)
+    scheduler.step = _WatchedStep(scheduler, watch)
+
+
+class _Watch:
+    """What is done after the steps of a scheduler and of its copies."""
+
+    def __init__(
+        self,
+        after_step: Callable[[Any], Any],
+        generators: Callable[[], list[torch.Generator]],
+        beside: Callable[[], None],
+    ) -> None:
+        self._after_step = after_step
+        self._beside = beside
+        self.generators = generators
+        self._first: _WatchedStep | None = None
+
+    def after(self, step: "_WatchedStep", result: Any) -> Any:
+        if self._first is None:
+            self._first = step
+        if step is self._first:
+            return self._after_step(result)
+        self._beside()
+        return result
+
+
+@functools.cache
+def _signature(step: Callable[..., Any]) -> inspect.Signature:
+    """That of the method of an object."""
+    own = inspect.signature(step)
+    return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+class _WatchedStep:
+    """Stands as `step` on one scheduler, and on a copy of it as the copy's own."""
+
+    def __init__(self, scheduler: Any, watch: _Watch) -> None:
+        step = type(scheduler).step
+        # The pipelines look at the signature to decide whether to pass `generator` and `eta`: a
+        # wrapper that hides it would drop the seeds without a word.
+        self.__signature__ = _signature(step)
+        # Weakly, for together they would keep a scheduler's tensors until they are collected.
+        self._scheduler = weakref.ref(scheduler)
+        self._step, self._watch = step, watch
+        names = list(self.__signature__.parameters)
+        # By position or by name; -1 is no position.
+        self._sample_at, self._generator_at = (
+            names.index(name) if name in names else -1 for name in ("sample", "generator")
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) <= self._generator_at and kwargs.get("generator") is None:
+            own, at = self._watch.generators(), self._sample_at
+            sample = args[at] if len(args) > at >= 0 else kwargs.get("sample")
             if sample is not None and len(sample) == len(own):
                 kwargs["generator"] = own
-        return after_step(step(*args, **kwargs))
+        return self._watch.after(self, self._step(self._scheduler(), *args, **kwargs))
 
-    scheduler.step = watched
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_WatchedStep":
+        # A scheduler that is being copied is there already; of its attributes alone there is none.
+        copied = memo.get(id(self._scheduler()))
+        return self if copied is None else _WatchedStep(copied, self._watch)
