@@ -24,7 +24,7 @@ def requests() -> Iterator[Requests]:
 @pytest.fixture
 def proven(requests: Requests) -> Requests:
     """Has shared a forward before, so that the next group needs no proof."""
-    for each in meet(requests, 1.0, 2.0):
+    for each in meet(requests, 1.0, 2.0, texts=[{}, {"first_time": 1.0}]):
         each.result(TIMEOUT_S)
     requests.denoiser.seen.clear()
     return requests
@@ -304,6 +304,32 @@ def test_a_denoiser_that_is_wrong_with_padding_shares_forwards_of_one_length_alo
         assert [each.result(TIMEOUT_S)[0, 0].item() for each in made] == [4, 9, 9]
         assert sorted(requests.denoiser.seen) == sorted(seen)
     assert caplog.text.count(why) == 1
+
+
+@pytest.mark.parametrize("reads_all", [True, False])
+def test_what_all_calls_had_in_common_is_proven_anew_once_they_differ_in_it(
+    requests: Requests, caplog: pytest.LogCaptureFixture, reads_all: bool
+):
+    """One that reads the time of the first row for all is right while all are at one step."""
+
+    def read(text: torch.Tensor, _: Any) -> torch.Tensor:
+        return text[:, 0, :1] if reads_all else text[:1, 0, :1]
+
+    requests.denoiser.read = read
+    seen = []
+    for times in ((0, 0), (5, 5), (5, 7), (3, 7)):
+        texts = [{"encoder_hidden_states": torch.full((1, 1, 4), float(time))} for time in times]
+        made = meet(requests, 1.0, 2.0, texts=texts)
+        results = [each.result(TIMEOUT_S)[0, 0].item() for each in made]
+        assert results == [2 + times[0], 4 + times[1]]
+        seen.append(requests.denoiser.seen[1:])
+        requests.denoiser.seen.clear()
+    together, proof, apart = [2], [2, 1, 1], [1, 1]
+    if reads_all:
+        assert seen == [proof, together, proof, together]
+    else:
+        assert seen == [proof, together, proof, apart]
+    assert ("are not shared" in caplog.text) is not reads_all
 
 
 def test_texts_of_different_lengths_without_a_mask_run_alone(requests: Requests):

@@ -100,6 +100,7 @@ class Requests:
         *,
         alone: bool = False,
         key: Any = None,
+        first_time: float = 0.0,
         between: Callable[[int], object] = lambda _: None,
         **arguments: Any,
     ) -> Any:
@@ -108,7 +109,7 @@ class Requests:
             for index in range(calls):
                 between(index)
                 sample = torch.full((1, width), value)
-                output = self.denoiser(sample, torch.tensor(float(index)), **arguments)[0]
+                output = self.denoiser(sample, torch.tensor(first_time + index), **arguments)[0]
         return output
 
     def close(self) -> None:

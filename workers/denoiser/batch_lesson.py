@@ -24,12 +24,15 @@ class BatchLesson:
     Attributes:
         proven: Whether a merged forward gave what its parts gave alone; None before the first.
         pads: The same of one for which texts were made longer.
+        shown: Where the calls of proven forwards differed (``workers.denoiser.row_variety``); of
+            those for which texts were made longer by themselves, under True.
     """
 
     def __init__(self) -> None:
         """Nothing is known: any number of rows is allowed."""
         self.proven: bool | None = None
         self.pads: bool | None = None
+        self.shown: dict[bool, set[tuple[str, int]]] = {False: set(), True: set()}
         self._cap: int | None = None
         self._rest = 0
         self._weighed: list[float] = []

@@ -71,7 +71,7 @@ def layout(arguments: Arguments) -> Layout:
     texts = texts_to_pad(arguments, rows) if form == "tensor" else {}
     masks = set(texts.values())
     parts = [
-        (key, _text_part(value) if key in texts else _part(key, value, rows, form))
+        (key, _text_part(value) if key in texts else _understood(key, value, rows, form))
         for key, value in sorted(arguments.items())
         if key not in masks
     ]
@@ -100,6 +100,16 @@ def split(output: Any, rows: Sequence[int], form: Form) -> list[Any]:
             for index in range(len(rows))
         ]
     return _split(output, rows, form)
+
+
+def _understood(name: str, value: Any, rows: int, form: Form) -> Hashable:
+    """The part of the signature that `value` is, be it whatever it may."""
+    try:
+        part = _part(name, value, rows, form)
+        hash(part)
+    except (TypeError, ValueError, RuntimeError) as error:  # what can not be compared or ordered
+        raise Unmergeable(name) from error
+    return part
 
 
 def _part(name: str, value: Any, rows: int, form: Form) -> Hashable:

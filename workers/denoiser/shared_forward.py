@@ -2,8 +2,9 @@
 
 The first merged forward of a signature proves itself: its parts also run alone, and if the two
 differ by more than rounding the signature is never merged again. So does the first one for which
-texts were made longer; were it wrong, only texts of equal length would merge from then on. Does not
-know who waits for whom.
+texts were made longer; were it wrong, only texts of equal length would merge from then on. And so
+does each whose calls differ in what those of all proven ones had in common. Does not know who waits
+for whom.
 """
 
 import logging
@@ -18,6 +19,7 @@ from workers.denoiser.failure_cause import is_out_of_memory, short_cause
 from workers.denoiser.forward_cost import ForwardCost
 from workers.denoiser.merging import Unmergeable, merge, split
 from workers.denoiser.rounding import excess
+from workers.denoiser.row_variety import new_differences
 
 _logger = logging.getLogger(__name__)
 
@@ -94,6 +96,8 @@ def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
     assert first.layout is not None
     try:
         merged = merge([call.arguments for call in group], rows)
+        shown = lesson.shown[_is_padded(group)]
+        differences = new_differences(merged, rows, shown)
         with ForwardCost(first.layout.device) as cost:
             output = first.forward(**merged)
         parts = split(output, rows, first.layout.form)
@@ -102,8 +106,10 @@ def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
             _note_proof(group, lesson, right=False)
             warn_once(error.name)
         return False
-    if _proven(group, lesson) is None:
+    if _proven(group, lesson) is None or differences:
         _prove(group, parts, lesson)
+        if _proven(group, lesson):
+            shown |= differences
     else:
         shared = sum(call.requests for call in group)
         for call, part in zip(group, parts, strict=True):
