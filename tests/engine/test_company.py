@@ -201,6 +201,27 @@ def test_a_model_that_is_wrong_in_company_is_found_out_at_warm_up(
     company.pool.shutdown()
 
 
+def test_a_model_that_gives_all_the_negative_prompt_of_the_first_is_found_out(
+    pipe: Any, asked: list[Parameters], caplog: pytest.LogCaptureFixture
+):
+    class OfTheFirst(type(pipe)):  # type: ignore[misc]
+        def encode_prompt(
+            self, prompt: Any, device: Any, number: int, guided: bool, negative: Any, **options: Any
+        ) -> Any:
+            if isinstance(negative, list):
+                negative = negative[:1] * len(negative)
+            return super().encode_prompt(prompt, device, number, guided, negative, **options)
+
+    pipe.__class__ = OfTheFirst
+    company = Company(pipe)
+    assert "requests do not start together, for that changes pixels" in caplog.text
+    asked = [each.with_changes({"negative_prompt": each.prompt[2:]}) for each in asked[::-1]]
+    alone = company.alone(asked)
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, [Recorder()] * 4)]
+    assert max(map(difference, made, alone)) <= 1
+    company.pool.shutdown()
+
+
 def test_whoever_is_canceled_while_it_waits_is_not_taken_along(
     company: Company, asked: list[Parameters]
 ):

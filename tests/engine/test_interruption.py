@@ -1,9 +1,12 @@
 """Runs that are watched, stopped and steered between two steps."""
 
+import contextlib
+import gc
 import threading
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engine.conftest import MakeParameters, count_decodes
 from tests.engine.recorder import Recorder
@@ -106,3 +109,29 @@ def test_one_run_s_guidance_is_not_the_next_one_s(engine: Engine, parameters: Ma
     engine.generate(parameters(), Recorder(guidance=7.0))
     after = engine.generate(parameters(), Recorder())
     assert before.images[0].tobytes() == after.images[0].tobytes()
+
+
+@pytest.mark.parametrize("stop_at", [None, 0, 1, 3])
+@pytest.mark.parametrize("scheduler", ["DPMSolverMultistepScheduler", "UniPCMultistepScheduler"])
+def test_a_run_leaves_no_tensor_behind_that_only_the_garbage_collector_finds(
+    own_engine: Engine, parameters: MakeParameters, scheduler: str, stop_at: int | None
+):
+    """It would keep latents and embeddings of the device until it happens to run."""
+
+    def run() -> None:
+        with contextlib.suppress(Interrupted):
+            own_engine.generate(parameters(scheduler=scheduler), Recorder(stop_at=stop_at))
+
+    run()
+    gc.collect()
+    gc.disable()
+    try:
+        before = living_tensors()
+        run()
+        assert living_tensors() == before
+    finally:
+        gc.enable()
+
+
+def living_tensors() -> int:
+    return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())

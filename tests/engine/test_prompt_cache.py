@@ -1,5 +1,7 @@
 """The prompt-embedding cache: a hit has the bytes of a miss, and what differs is encoded anew."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +158,29 @@ def test_equal_values_of_different_types_are_different_and_tensors_are_passed_on
     pipe.encode_prompt("a", embeds=torch.zeros(1))
     assert pipe.calls == 5
     assert cache.misses == 3
+
+
+def test_the_bytes_that_are_kept_are_those_that_are_counted():
+    """Many pipelines cut their embeddings out of larger ones."""
+
+    class Cutting(Encoder):
+        def encode_prompt(self, prompt: Any, scale: float = 1.0, embeds: Any = None) -> Any:
+            return torch.zeros(100_000)[:100], torch.zeros(1).expand(100)
+
+    pipe, cache = Cutting(), PromptCache(2000)
+    cache.watch(pipe, lambda: None)
+    pipe.encode_prompt("a")
+    ((kept, _),) = cache._kept.values()
+    assert sum(each.untyped_storage().nbytes() for each in kept) == 800 < cache.bytes < 850
+
+
+def test_a_watched_pipeline_does_not_hold_itself():
+    pipe, _ = watched(1000)
+    pipe.encode_prompt("a")
+    gone = weakref.ref(pipe)
+    gc.disable()
+    try:
+        del pipe
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,7 +1,7 @@
 """Whether a model may be called for several requests at once: tried before it serves any.
 
-Texts of different lengths, other images, and one request that leaves on the way, must change
-nothing for the others. Knows no pipelines.
+Texts of different lengths, negative ones too, other images, and one request that leaves on the way,
+must change nothing for the others. Knows no pipelines.
 """
 
 import logging
@@ -40,12 +40,9 @@ def is_right_in_company(
     """Make outputs like `parameters` both ways; whatever goes wrong together means no.
 
     An output is one row of the call whosever it is, so requests of one output speak for those of
-    several.
+    several. Each gets a negative prompt of its own if `parameters` have one.
     """
-    asked = [
-        (parameters.with_changes({"prompt": prompt, "seed": seed}), _inputs(parameters, seed))
-        for seed, prompt in enumerate(_PROMPTS)
-    ]
+    asked = [(_own(parameters, seed), _inputs(parameters, seed)) for seed in range(len(_PROMPTS))]
     expected = [alone(*each) for each in asked[:2]]
     watchers = (SilentObserver(), SilentObserver(), _Leaver())
     seats = [
@@ -67,6 +64,13 @@ def is_right_in_company(
         )
         return False
     return True
+
+
+def _own(parameters: Parameters, seed: int) -> Parameters:
+    negative = None if parameters.negative_prompt is None else _PROMPTS[seed - 1]
+    return parameters.with_changes(
+        {"prompt": _PROMPTS[seed], "seed": seed, "negative_prompt": negative}
+    )
 
 
 def _inputs(parameters: Parameters, seed: int) -> Inputs:

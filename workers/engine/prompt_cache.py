@@ -9,6 +9,7 @@ as images or tensors, is passed on. Knows no family and no adapter.
 import functools
 import inspect
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -43,8 +44,11 @@ class PromptCache:
             return
         encode = pipe.encode_prompt
         signature = _signature(encode)
+        if inspect.ismethod(encode):
+            # Weakly: a pipeline that holds itself keeps the tensors of its run.
+            encode = functools.partial(_encoded, weakref.ref(pipe), encode.__func__)
+        kind = type(pipe)
 
-        @functools.wraps(encode)
         def remembered(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -52,7 +56,7 @@ class PromptCache:
                 asked = _key(bound.arguments)
             except TypeError:
                 return encode(*args, **kwargs)
-            key = (type(pipe), encoders(), asked)
+            key = (kind, encoders(), asked)
             found = self._find(key)
             if found is None:
                 found = encode(*args, **kwargs)
@@ -60,6 +64,8 @@ class PromptCache:
             # A pipeline may change in place what it was given.
             return _copied(found)
 
+        untyped: Any = remembered
+        untyped.__signature__ = signature
         # Not by setattr, which would register it in the configuration.
         pipe.__dict__["encode_prompt"] = remembered
 
@@ -77,14 +83,20 @@ class PromptCache:
             size = sum(tensor.nbytes for tensor in _tensors(made)) + _text_bytes(key)
         except TypeError:
             return
+        # What is cut out of something larger would keep all of it.
+        own = _copied(made)
         with self._lock:
             if key in self._kept or size > self._most_bytes:
                 return
-            self._kept[key] = made, size
+            self._kept[key] = own, size
             self.bytes += size
             while self.bytes > self._most_bytes:
                 _, (_, freed) = self._kept.popitem(last=False)
                 self.bytes -= freed
+
+
+def _encoded(pipe: Any, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return encode(pipe(), *args, **kwargs)
 
 
 def _signature(function: Any) -> inspect.Signature:

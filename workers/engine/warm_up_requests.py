@@ -50,6 +50,8 @@ class WarmUpRequests:
     def in_company(self, task: str) -> Parameters:
         """Return one of the default size that shows whether a task may be run in company."""
         changes: dict[str, Any] = {"task": task}
+        if self._abilities.negative_prompt:
+            changes["negative_prompt"] = ""
         if task in FROM_IMAGE_TASKS and self._abilities.strength:
             # Two steps from half way, where the image still shows.
             changes |= {"strength": 0.5, "num_inference_steps": 4}

@@ -42,12 +42,12 @@ class _Watch:
         self._after_step = after_step
         self._beside = beside
         self.generators = generators
-        self._first: _WatchedStep | None = None
+        self._first: Callable[[], _WatchedStep | None] | None = None
 
     def after(self, step: "_WatchedStep", result: Any) -> Any:
         if self._first is None:
-            self._first = step
-        if step is self._first:
+            self._first = weakref.ref(step)
+        if step is self._first():
             return self._after_step(result)
         self._beside()
         return result
