@@ -11,12 +11,11 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     SkyReelsV2DiffusionForcingPipeline,
     SkyReelsV2Transformer3DModel,
-    UniPCMultistepScheduler,
 )
 
 from routing.parameters import TEXT_TO_VIDEO
-from scripts.family_parts import tokenizer, umt5, wan_vae
-from scripts.family_trial import Watcher, pixels, small_request
+from scripts.families.trial import Watcher, pixels, small_request
+from scripts.families.wan import wan
 from tests.engine.conftest import count_decodes, plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -30,13 +29,9 @@ STEPS = 3
 def frame_by_frame() -> Any:
     """SkyReels-V2, which steps a copy of the scheduler for each frame, and the scheduler never."""
     torch.manual_seed(0)
+    parts = wan().components
     return SkyReelsV2DiffusionForcingPipeline(
-        tokenizer=tokenizer(64),
-        text_encoder=umt5(),
-        vae=wan_vae(),
-        scheduler=UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
+        **{name: parts[name] for name in ("tokenizer", "text_encoder", "vae", "scheduler")},
         transformer=SkyReelsV2Transformer3DModel(
             patch_size=(1, 2, 2),
             num_attention_heads=2,
