@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -21,3 +22,9 @@ def picture(
 def data_url(data: bytes, media_type: str = "image/png") -> str:
     """The picture as a data URL."""
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Return width and height of a picture file, in pixels."""
+    with Image.open(path) as image:
+        return image.size

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from PIL import Image
 
 from configs.settings import REPOSITORY
@@ -225,3 +228,20 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+
+@contextmanager
+def running_alone(redis_url: str, folder: Path, **engine_args: Any) -> Iterator[Service]:
+    """Run the bundled model on one replica, with these `engine_args` besides its own."""
+    document = yaml.safe_load((REPOSITORY / "configs" / "tiny_cpu.yaml").read_text())
+    (stage,) = document["stages"]
+    stage["runtime"].update(devices="0", num_replicas=1)
+    stage["engine_args"].update(engine_args)
+    stage_file = folder / "stages.yaml"
+    stage_file.write_text(yaml.safe_dump(document))
+    service = Service(redis_url, f"e2e-{secrets.token_hex(4)}:", folder, stage_file)
+    try:
+        service.start("replica0")
+        yield service
+    finally:
+        service.stop()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from PIL import Image
 from safetensors.torch import load_file
 from selenium.webdriver.common.keys import Keys
@@ -15,7 +13,7 @@ from selenium.webdriver.support.select import Select
 
 from configs.settings import REPOSITORY
 from tests.e2e.browser import open_browser
-from tests.e2e.service import Service
+from tests.e2e.service import Service, running_alone
 from tests.e2e.test_page import PATIENCE_S, Page
 from tests.engine.lora_files import save_lora_like
 from tests.waiting import wait_until
@@ -31,17 +29,9 @@ def adapted(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     weights = load_file(REPOSITORY / "models/tiny/unet/diffusion_pytorch_model.safetensors")
     save_lora_like(folder / "loras" / "style.safetensors", "unet", weights, 1)
     (folder / "loras" / "torn.safetensors").write_bytes(b"no weights")
-    stages = yaml.safe_load((REPOSITORY / "configs" / "tiny_cpu.yaml").read_text())
-    stages["stages"][0]["runtime"].update(devices="0", num_replicas=1)
-    stages["stages"][0]["engine_args"].update(max_num_seqs=4, lora_dir=str(folder / "loras"))
-    (folder / "stages.yaml").write_text(yaml.safe_dump(stages))
-    prefix = f"e2e-{secrets.token_hex(4)}:"
-    service = Service(redis_url, prefix, folder, stage_file=folder / "stages.yaml")
-    try:
-        service.start("replica0")
+    settings = {"max_num_seqs": 4, "lora_dir": str(folder / "loras")}
+    with running_alone(redis_url, folder, **settings) as service:
         yield service
-    finally:
-        service.stop()
 
 
 def test_an_adapter_is_served_to_whoever_names_it_and_to_nobody_else(adapted: Service) -> None:

@@ -150,24 +150,30 @@ def test_a_model_that_does_not_load_leaves_its_reason(redis_url: str, tmp_path: 
         service.stop()
 
 
-def test_a_queue_that_is_no_replica_is_refused_in_one_line(tmp_path: Path) -> None:
+def refusal(queue: str, status: int, environ: dict[str, str] | None = None) -> tuple[str, str]:
+    """Start a worker that must not start; returns the one line that says why, and all it said."""
+    refused = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "workers", "worker", "-Q", queue],
+        cwd=REPOSITORY,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode == status, refused.stderr
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("Error:")]
+    return line, refused.stderr
+
+
+def test_a_queue_that_is_no_replica_is_refused_in_one_line() -> None:
     for queue, words in (
         ("celery", "names no replica"),
         ("replica7", "plans replica0, replica1"),
     ):
-        refused = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "workers", "worker", "-Q", queue],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert refused.returncode == 2, refused.stderr
-        lines = [line for line in refused.stderr.splitlines() if line.startswith("Error:")]
-        assert len(lines) == 1
-        assert words in lines[0]
-        assert "Traceback" not in refused.stderr
+        line, said = refusal(queue, 2)
+        assert words in line
+        assert "Traceback" not in said
 
 
 def test_a_model_that_loads_and_can_not_draw_is_failed_not_ready(
@@ -189,20 +195,10 @@ def test_a_model_that_loads_and_can_not_draw_is_failed_not_ready(
         service.stop()
 
 
-def test_a_fault_of_the_start_ends_the_worker_instead_of_half_a_replica(tmp_path: Path) -> None:
-    refused = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "workers", "worker", "-Q", "replica0"],
-        cwd=REPOSITORY,
-        env={"PATH": "/usr/bin:/bin", "OUTPUTS_URL": "nowhere://bucket"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert refused.returncode == 1, refused.stderr
-    lines = [line for line in refused.stderr.splitlines() if line.startswith("Error:")]
-    assert len(lines) == 1
-    assert "nowhere" in lines[0]
+def test_a_fault_of_the_start_ends_the_worker_instead_of_half_a_replica() -> None:
+    environ = {"PATH": "/usr/bin:/bin", "OUTPUTS_URL": "nowhere://bucket"}
+    line, _ = refusal("replica0", 1, environ)
+    assert "nowhere" in line
 
 
 def test_nothing_is_left_in_celerys_hands_when_all_is_done(service: Service) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import yaml
 
-from configs.settings import REPOSITORY
 from scripts.tiny_model.picture_check import check_picture
 from scripts.tiny_model.shapes import Spec
-from tests.e2e.service import Service
+from tests.e2e.service import Service, running_alone
 
 SPECS = (
     Spec("circle", "red", "blue", "large"),
@@ -23,18 +19,8 @@ SPECS = (
 
 @pytest.fixture(scope="module")
 def roomy(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder: Path = tmp_path_factory.mktemp("roomy")
-    stages = yaml.safe_load((REPOSITORY / "configs" / "tiny_cpu.yaml").read_text())
-    stages["stages"][0]["runtime"].update(devices="0", num_replicas=1)
-    stages["stages"][0]["engine_args"]["max_num_seqs"] = 4
-    (folder / "stages.yaml").write_text(yaml.safe_dump(stages))
-    prefix = f"e2e-{secrets.token_hex(4)}:"
-    service = Service(redis_url, prefix, folder, stage_file=folder / "stages.yaml")
-    try:
-        service.start("replica0")
+    with running_alone(redis_url, tmp_path_factory.mktemp("roomy"), max_num_seqs=4) as service:
         yield service
-    finally:
-        service.stop()
 
 
 def prompt(spec: Spec) -> str:

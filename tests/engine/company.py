@@ -75,6 +75,18 @@ class Company:
     def _wait_as(self, number: int) -> bool:
         return self.engine.requests_waiting == number
 
+    def spoil(self, monkeypatch: pytest.MonkeyPatch, row: int, of: int) -> None:
+        """Have one row be NaN in the latents of a start of so many rows."""
+        prepare = self.pipe.prepare_latents
+
+        def spoiling(*args: Any, **options: Any):
+            latents = prepare(*args, **options)
+            if len(latents) == of:
+                latents[row] = torch.nan
+            return latents
+
+        monkeypatch.setitem(vars(self.pipe), "prepare_latents", spoiling)  # copies have it too
+
     def alone(
         self, asked: Sequence[Parameters], inputs: Sequence[Inputs] | None = None
     ) -> list[Generation]:

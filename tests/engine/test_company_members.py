@@ -144,15 +144,7 @@ def test_only_the_one_that_gives_nan_fails(
     company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
 ):
     alone = company.alone(asked)
-    prepare = company.pipe.prepare_latents
-
-    def spoil(*args: Any, **options: Any):
-        latents = prepare(*args, **options)
-        if len(latents) == 4:
-            latents[2] = torch.nan
-        return latents
-
-    monkeypatch.setitem(vars(company.pipe), "prepare_latents", spoil)  # copies have it too
+    company.spoil(monkeypatch, row=2, of=4)
     made = company.start(asked, [Recorder() for _ in asked])
     with pytest.raises(NonFiniteOutput):
         made[2].result(TIMEOUT_S)

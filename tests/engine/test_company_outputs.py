@@ -90,15 +90,7 @@ def test_one_output_of_nan_fails_its_request_and_no_other(
     company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
 ):
     alone = company.alone(asked)
-    prepare = company.pipe.prepare_latents
-
-    def spoil(*args: Any, **options: Any):
-        latents = prepare(*args, **options)
-        if len(latents) == 6:
-            latents[4] = torch.nan
-        return latents
-
-    monkeypatch.setitem(vars(company.pipe), "prepare_latents", spoil)  # copies have it too
+    company.spoil(monkeypatch, row=4, of=6)
     made = company.start(asked, [Recorder() for _ in asked])
     with pytest.raises(NonFiniteOutput):
         made[2].result(TIMEOUT_S)

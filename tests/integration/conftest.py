@@ -1,9 +1,10 @@
-"""Fixtures of the API tests: a door over the test's own corner of Redis."""
+"""Fixtures of the API, routing and launcher tests, over the test's own Redis keys and folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -11,6 +12,8 @@ from redis import Redis
 from configs.settings import Settings
 from tests.integration.api_world import Door, PlayedReplica
 from tests.integration.image_inputs import EDITING
+from tests.integration.parts import Parts
+from tests.integration.routing_world import World
 
 OpenDoor = Callable[[Settings], Door]
 
@@ -51,3 +54,17 @@ def replica(door: Door) -> PlayedReplica:
 def editing(door: Door) -> PlayedReplica:
     """A ready replica of a model that takes images."""
     return door.replica().load(EDITING)
+
+
+@pytest.fixture
+def world(settings: Settings, redis_client: Redis) -> World:
+    """A service without processes, in the test's own corner of Redis."""
+    return World(settings, redis_client)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    """A supervisor over the test's own folder; what it started is ended."""
+    parts = Parts(tmp_path)
+    yield parts
+    parts.stop(hurried=True)

@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,19 +14,17 @@ from werkzeug.test import TestResponse
 
 from routing.record import Request
 from tests.integration.api_world import (
-    ABILITIES,
     PIXELS,
     Door,
     PlayedReplica,
     body_of,
     error_of,
 )
+from tests.integration.image_inputs import EDITING, RED
 from tests.integration.spec import Spec
-from tests.pictures import data_url, picture
+from tests.pictures import data_url
 from tests.waiting import wait_until
 
-RED = picture(48, 32)
-EDITING = replace(ABILITIES, tasks=("text-to-image", "image-to-image", "inpaint"), max_images=2)
 USER = [{"role": "user", "content": "a red circle"}]
 MIB = 1024 * 1024
 

@@ -18,10 +18,9 @@ from tests.integration.api_world import (
     error_of,
     wrong_fields,
 )
+from tests.integration.image_inputs import EDITING, RED
 from tests.pictures import data_url, picture
 
-RED = picture(48, 32)
-EDITING = replace(ABILITIES, tasks=("text-to-image", "image-to-image", "inpaint"), max_images=2)
 VIDEO = replace(
     ABILITIES,
     tasks=("text-to-video", "image-to-video"),

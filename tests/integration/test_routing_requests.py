@@ -1,99 +1,14 @@
-"""The request's road through real Redis: rotation, line, claim, cancel, edit, end, retention."""
+"""The request's road through real Redis: line, claim, edit, end, retention."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-
 import pytest
-from redis import Redis
 
-from configs.errors import Conflict, IdempotencyMismatch, NoReadyReplica, NotFound, QueueFull
+from configs.errors import Conflict, IdempotencyMismatch, NotFound
 from configs.settings import Settings
 from routing.outcome import Failure, Outcome, Status
-from routing.record import Priority, Request
-from routing.replica import ReplicaState
-from routing.request_store import CancelAnswer, RequestStore
-from routing.submission import Limits
+from routing.record import Priority
 from tests.integration.routing_world import SUCCESS, World, parameters
-
-
-@pytest.fixture
-def world(settings: Settings, redis_client: Redis) -> World:
-    return World(settings, redis_client)
-
-
-def test_requests_go_round_the_ready_replicas_in_turn(world: World) -> None:
-    for name in ("replica0", "replica1", "replica10", "replica2"):
-        world.start(name)
-    names = [world.submit().replica for _ in range(8)]
-    assert names == ["replica0", "replica1", "replica2", "replica10"] * 2
-
-
-def test_the_turn_is_one_for_all_api_processes(world: World, settings: Settings) -> None:
-    """Forty submits from eight doors at once land evenly, none lost, none double."""
-    world.start("replica0")
-    world.start("replica1")
-    landed: list[Request] = []
-
-    def door() -> None:
-        other = World(
-            settings, Redis.from_url(settings.redis_url, decode_responses=True), world.clock
-        )
-        landed.extend(other.router.store.submit(other.submission())[0] for _ in range(5))
-
-    threads = [threading.Thread(target=door) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert Counter(request.replica for request in landed) == {"replica0": 20, "replica1": 20}
-    assert len({request.id for request in landed}) == 40
-
-
-@pytest.mark.parametrize(
-    "state", [ReplicaState.LOADING, ReplicaState.DRAINING, ReplicaState.FAILED, ReplicaState.GONE]
-)
-def test_only_ready_replicas_are_in_the_rotation(world: World, state: ReplicaState) -> None:
-    world.start("replica0", state)
-    with pytest.raises(NoReadyReplica, match="No replica of 'tiny' is ready"):
-        world.submit()
-    world.start("replica1")
-    assert {world.submit().replica for _ in range(3)} == {"replica1"}
-
-
-def test_a_replica_whose_heartbeat_expired_gets_nothing(world: World, settings: Settings) -> None:
-    world.start("replica0")
-    world.start("replica1")
-    world.clock.forward(settings.heartbeat_expiry_s / 2)
-    world.beat("replica1")
-    world.clock.forward(settings.heartbeat_expiry_s / 2 + 0.1)
-    assert {world.submit().replica for _ in range(4)} == {"replica1"}
-
-
-def test_stages_do_not_mix(world: World) -> None:
-    world.start("replica0", stage=0)
-    world.start("replica1", stage=1)
-    assert [world.submit(stage=stage).replica for stage in (0, 1, 1, 0)] == [
-        "replica0",
-        "replica1",
-        "replica1",
-        "replica0",
-    ]
-
-
-def test_a_full_line_is_refused_and_records_nothing(world: World, settings: Settings) -> None:
-    world.start("replica0")
-    small = RequestStore(
-        world.redis, settings.redis_prefix, 600, Limits(per_replica=2), world.clock
-    )
-    for _ in range(2):
-        small.submit(world.submission())
-    refused = world.submission()
-    with pytest.raises(QueueFull):
-        small.submit(refused)
-    with pytest.raises(NotFound):
-        world.get(refused.id)
 
 
 def test_claim_takes_the_line_in_order_and_marks_it_running(world: World) -> None:
@@ -168,74 +83,6 @@ def test_a_former_incarnation_can_neither_claim_nor_finish(world: World) -> None
     assert world.get(request.id).status is Status.QUEUED
 
 
-def test_cancel_of_a_waiting_request_is_final_at_once(world: World) -> None:
-    world.start("replica0")
-    request, other = world.submit(), world.submit()
-    assert world.router.store.cancel(request.id) is CancelAnswer.CANCELED
-    assert world.get(request.id).status is Status.CANCELED
-    claimed = world.claim("replica0")
-    assert claimed is not None
-    assert claimed.id == other.id
-
-
-def test_cancel_of_a_running_request_is_a_wish_its_replica_reads(world: World) -> None:
-    world.start("replica0")
-    request = world.submit()
-    claimed = world.claim("replica0")
-    assert claimed is not None
-    assert world.router.store.cancel(request.id) is CancelAnswer.STOPPING
-    signals = world.router.claims.progress(claimed, 1, 4, 0.1)
-    assert signals is not None
-    assert signals.cancel
-    assert world.router.claims.finish(claimed, Outcome(Status.CANCELED))
-    assert world.router.store.cancel(request.id) is CancelAnswer.TERMINAL
-
-
-def test_a_cancel_written_while_the_replica_is_dead_holds_when_it_comes_back(world: World) -> None:
-    world.start("replica0")
-    request = world.submit()
-    assert world.claim("replica0") is not None
-    world.router.store.cancel(request.id)
-    world.start("replica0")
-    world.sweep.run()
-    assert world.get(request.id).status is Status.CANCELED
-    assert world.claim("replica0") is None
-
-
-@pytest.mark.parametrize(
-    "outcome", [SUCCESS, Outcome(Status.FAILED, error=Failure("generation_failed", "no"))]
-)
-def test_a_cancel_that_was_answered_holds_though_the_run_had_done_its_last_step(
-    world: World, outcome: Outcome
-) -> None:
-    world.start("replica0")
-    request, other = world.submit(), world.submit()
-    claimed = world.claim("replica0")
-    assert claimed is not None
-    assert world.router.store.cancel(request.id) is CancelAnswer.STOPPING
-    for _ in range(2):  # its answer may get lost
-        assert world.router.claims.finish(claimed, outcome) is False
-    record = world.get(request.id)
-    assert (record.status, record.outputs, record.error) == (Status.CANCELED, (), None)
-    replica = world.router.registry.get("replica0")
-    assert replica is not None
-    assert (replica.running, replica.completed, replica.failed) == (0, 0, 0)
-    assert world.run("replica0", 1.0).id == other.id
-
-
-def test_a_request_not_started_in_time_expires_and_never_runs(world: World) -> None:
-    world.start("replica0")
-    late, kept = world.submit(expires_in=5.0), world.submit()
-    world.clock.forward(6)
-    claimed = world.claim("replica0")
-    assert claimed is not None
-    assert claimed.id == kept.id
-    record = world.get(late.id)
-    assert record.status is Status.EXPIRED
-    assert record.error is not None
-    assert record.started_at is None
-
-
 def test_finish_records_outputs_and_counts_once(world: World) -> None:
     world.start("replica0")
     request = world.submit()
@@ -264,38 +111,6 @@ def test_the_same_key_and_body_are_one_request(world: World) -> None:
     assert (first.place, again.place) == (1, 1)
     with pytest.raises(IdempotencyMismatch, match=first.request.id):
         world.router.store.submit(world.submission(idempotency_key="k", fingerprint="g"))
-
-
-def test_remove_of_an_ended_request_leaves_no_key(world: World, redis_client: Redis) -> None:
-    world.start("replica0")
-    request = world.submit(idempotency_key="k", fingerprint="f")
-    world.router.remove(request.id)
-    with pytest.raises(NotFound):
-        world.get(request.id)
-    left = [
-        key for key in redis_client.keys(f"{world.settings.redis_prefix}*") if request.id in key
-    ]
-    assert left == []
-    assert redis_client.get(f"{world.settings.redis_prefix}idempotency:k") is None
-
-
-def test_a_running_request_that_is_removed_is_gone_at_once_and_leaves_nothing_later(
-    world: World,
-) -> None:
-    world.start("replica0")
-    request = world.submit()
-    claimed = world.claim("replica0")
-    assert claimed is not None
-    world.router.remove(request.id)
-    with pytest.raises(NotFound):
-        world.get(request.id)
-    assert list(world.router.lists.newest()) == []
-    signals = world.router.claims.progress(claimed, 1, 4, 0.1)
-    assert signals is not None
-    assert signals.cancel
-    # It may still have succeeded in that instant: its replica is told to remove the files.
-    assert world.router.claims.finish(claimed, SUCCESS) is False
-    assert not world.redis.exists(f"{world.settings.redis_prefix}request:{request.id}")
 
 
 def test_records_and_files_go_together_after_their_retention(

@@ -7,12 +7,9 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import pytest
 from PIL import Image
-from redis import Redis
 
 from configs.errors import GenerationFailed
-from configs.settings import Settings
 from routing.outcome import Status
 from routing.record import Priority
 from tests.integration.routing_world import World, parameters
@@ -50,11 +47,6 @@ class PickyEngine(NoCompany):
 
 
 NO_ENGINE = NoCompany()
-
-
-@pytest.fixture
-def world(settings: Settings, redis_client: Redis) -> World:
-    return World(settings, redis_client)
 
 
 def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:

@@ -1,0 +1,103 @@
+"""The shutdown: parts end in their order and in time, with all they started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.settings import REPOSITORY
+from tests.integration.parts import DEAF, NOTE_END, RUN, SOON_S, WITH_CHILD, Parts, is_gone, pid_of
+from tests.waiting import wait_until
+
+
+def test_parts_end_in_their_order(parts: Parts):
+    members = parts.start_ready(
+        parts.part("store", NOTE_END, RUN, stop_order=2),
+        parts.part("door", NOTE_END, RUN, stop_order=0),
+        parts.part("work", NOTE_END, RUN, stop_order=1),
+    )
+    pids = [pid_of(member) for member in members]
+
+    parts.stop()
+
+    assert parts.ended() == ["door", "work", "store"]
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_part_that_does_not_end_is_killed_with_all_it_started(parts: Parts):
+    part = parts.part("one", DEAF, WITH_CHILD, RUN, grace_s=0.1)
+    (member,) = parts.start_ready(part)
+    pid, child = pid_of(member), int((parts.folder / "child").read_text())
+
+    parts.stop()
+
+    assert parts.said[-1] == "one did not end in time and is killed"
+    assert is_gone(pid)
+    wait_until(lambda: is_gone(child), SOON_S, "its child to be gone")
+
+
+def test_a_part_that_lingers_goes_on_until_the_next_have_ended(parts: Parts):
+    note_door = "import glob; os.kill(int(glob.glob('door.[0-9]*')[0].split('.')[1]), 0)"
+    end_before_door = NOTE_END.replace("with open", f"{note_door}\n    with open")
+    door, *_ = parts.start_ready(
+        parts.part("door", DEAF, RUN, stop_order=0, grace_s=0.1, lingers=True),
+        parts.part("work", end_before_door, RUN, stop_order=1, grace_s=5.0),
+        parts.part("store", NOTE_END, RUN, stop_order=2),
+    )
+    pid = pid_of(door)
+
+    parts.stop()
+
+    assert parts.ended() == ["work", "store"]
+    assert parts.said[-1] == "door did not end in time and is killed"
+    assert is_gone(pid)
+
+
+def test_asking_twice_shortens_every_grace(parts: Parts):
+    (member,) = parts.start_ready(parts.part("one", DEAF, RUN, grace_s=3600.0))
+    pid = pid_of(member)
+
+    parts.stop(hurried=True)
+
+    assert is_gone(pid)
+
+
+def test_stopping_while_a_part_waits_for_its_next_start_starts_nothing(parts: Parts):
+    (member,) = parts.start(parts.part("one", "sys.exit(1)"))
+    parts.look_until(lambda: member.process is None, "its end")
+
+    parts.stop()
+
+    assert member.process is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
+def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path):
+    code = f"""
+import os, pathlib, signal, sys
+from scripts.launcher.part import Part
+from scripts.launcher.supervisor import Supervisor
+folder = pathlib.Path({str(tmp_path)!r})
+supervisor = Supervisor(environment=dict(os.environ), folder=folder, logs=folder, say=print)
+deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
+supervisor.start([
+    Part("killed", (sys.executable, "-c", deaf), lambda pid: None),
+    Part("asked", (sys.executable, "-c", "import signal; signal.pause()"), lambda pid: None,
+         orphan_signal=signal.SIGTERM),
+])
+print(*(member.process.pid for member in supervisor.members), flush=True)
+signal.pause()
+"""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        pids = [int(word) for word in launcher.stdout.readline().split()]
+        assert len(pids) == 2
+        launcher.kill()
+
+    wait_until(lambda: all(is_gone(pid) for pid in pids), SOON_S, "both processes to be gone")
