@@ -16,6 +16,7 @@ from routing.parameters import (
     IMAGE_FORMATS,
     IMAGE_TASKS,
     IMAGE_TO_IMAGE,
+    IMAGE_TO_VIDEO,
     VIDEO_FORMATS,
     VIDEO_TASKS,
     Abilities,
@@ -100,6 +101,10 @@ def _video_errors(
         yield FieldError(
             "num_frames",
             f"{frames} is not 1 and a multiple of {step} more; give {below} or {below + step}",
+        )
+    elif frames == 1 and values["task"] == IMAGE_TO_VIDEO:
+        yield FieldError(
+            "num_frames", f"1 frame would be the image that was given; give {1 + step} or more"
         )
     elif frames * max(values["width"], 0) * max(values["height"], 0) > settings.max_video_pixels:
         yield FieldError(

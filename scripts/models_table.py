@@ -89,7 +89,7 @@ TITLES = {
     "latte": Family(
         "Latte",
         ("maxin-cn/Latte-1",),
-        "no code here knows it; `num_frames` is 16 and nothing else. With several outputs it treats"
+        "`num_frames` is 16, or 1. With several outputs it treats"
         " the padding of the text otherwise: output k is not quite that of seed + k",
     ),
 }

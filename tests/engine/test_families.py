@@ -52,7 +52,7 @@ FRAMES = {
     "wan": (81, 4, 16.0),
     "wan_image_to_video": (81, 4, 16.0),
     "ltx": (161, 8, 25.0),
-    "latte": (16, 1, 8.0),
+    "latte": (16, 15, 8.0),
 }
 ASKED = Parameters(
     prompt="a red circle", seed=3, width=48, height=32, num_inference_steps=4, guidance_scale=3.0
@@ -100,6 +100,7 @@ def test_what_a_family_can_do_is_read_from_its_pipeline(families: Any, name: str
     frames, step, fps = FRAMES.get(name, (None, 1, None))
     assert (abilities.default_frames, abilities.frames_step) == (frames, step)
     assert abilities.default_fps == fps
+    assert abilities.max_frames == (16 if name == "latte" else None)
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)

@@ -25,6 +25,7 @@ from workers.engine.pipeline_settings import (
     offload_layers,
     offload_parts,
 )
+from workers.engine.warm_up_requests import WarmUpRequests
 
 CPU = torch.device("cpu")
 
@@ -214,10 +215,25 @@ def test_every_warm_up_size_is_run(families: dict[str, Path]):
     ]
 
 
-def test_a_warm_up_size_that_the_model_cannot_make_is_refused(families: dict[str, Path]):
-    engine = served(load(families["stable_diffusion"]), warmup_shapes=(WarmupShape(33, 32),))
-    with pytest.raises(ModelLoadFailed, match=r"warmup_shapes: 33x32 is not a multiple of 8"):
-        engine.warm_up()
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("stable_diffusion", WarmupShape(33, 32), "33x32 is not a multiple of 8"),
+        ("stable_diffusion", WarmupShape(32, 32, 9), "32x32x9 has frames, and the model makes im"),
+        ("wan", WarmupShape(32, 32, 8), "32x32x8 has not 1 frame and a multiple of 4 more"),
+        ("latte", WarmupShape(32, 32, 31), "32x32x31 has more than the 16 frames that"),
+    ],
+)
+def test_a_warm_up_size_that_the_model_cannot_make_is_refused(
+    tmp_path: Path, name: str, shape: WarmupShape, says: str
+):
+    pipe = load(save_family(name, tmp_path))
+    abilities = inspect_abilities(pipe, {"width": 32, "height": 32})
+    requests = WarmUpRequests(abilities, (shape,)).of_each_size()
+    next(requests)
+    with pytest.raises(ModelLoadFailed) as caught:
+        next(requests)
+    assert caught.value.message.startswith(f"engine_args.warmup_shapes: {says}")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ def test_what_a_video_can_not_have_is_refused(
     assert message in wrong[field]
 
 
+def test_a_video_of_one_frame_is_made_from_words_alone(door: Door, film: PlayedReplica) -> None:
+    assert door.submitted(num_frames=1)["parameters"]["num_frames"] == 1
+    wrong = wrong_fields(door.submit(num_frames=1, image=RED))
+    assert wrong == {"num_frames": "1 frame would be the image that was given; give 5 or more"}
+
+
 def test_strength_is_that_of_the_model_for_image_to_image(
     door: Door, editing: PlayedReplica
 ) -> None:

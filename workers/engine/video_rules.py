@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import ModelLoadFailed
+from workers.devices.device_chunk import denoisers
 from workers.engine.pipeline_arguments import FRAME_COUNTS, FRAME_RATES, arguments_of, default_of
 
 # Of a video, where nothing says what the model was trained for.
@@ -40,7 +41,9 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the abilities of a video pipeline that images do not have; empty for images.
 
     A video has one frame and a multiple of what its autoencoder makes of one latent, so that the
-    pipeline need not round; Allegro's own number shows that it counts otherwise.
+    pipeline need not round; Allegro's own number shows that it counts otherwise. Denoisers that
+    learnt a place for each frame take no more than they learnt (AnimateDiff), or one frame or
+    exactly so many (Latte).
 
     Raises:
         ModelLoadFailed: `defaults`, those of the stage, name a number that does not fit.
@@ -49,19 +52,28 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     name = next((name for name in FRAME_COUNTS if name in taken), None)
     if name is None:
         return {}
-    own = default_of(taken, name) or getattr(pipe.components.get("transformer"), "config", {}).get(
-        "sample_frames"
-    )
+    config = getattr(next(iter(denoisers(pipe).values()), None), "config", {})
+    own = default_of(taken, name) or config.get("sample_frames")
     step = _temporal_scale_factor(pipe)
     if own and own % step != 1 % step:
         step = 1
+    places = config.get("video_length")
+    if places:
+        step = max(places - 1, 1)
+    most = places or config.get("motion_max_seq_length")
     frames = defaults.get("num_frames") or own or _USUAL_FRAMES
     if defaults.get("num_frames") and frames % step != 1 % step:
         raise ModelLoadFailed(
             f"default_sampling_params.num_frames: {frames} is not 1 and a multiple of {step} more,"
             f" as {type(pipe).__name__} needs it"
         )
+    if most and frames > most:
+        raise ModelLoadFailed(
+            f"default_sampling_params.num_frames: {frames} is more than the {most} frames that"
+            f" {type(pipe).__name__} makes with these weights"
+        )
     return {
+        "max_frames": most,
         "default_frames": int(frames),
         "frames_step": step,
         "default_fps": float(defaults.get("fps") or _own_fps(pipe, taken)),

@@ -44,8 +44,26 @@ class WarmUpRequests:
                     f"engine_args.warmup_shapes: {shape.width}x{shape.height} is not a multiple of "
                     f"{multiple}, as the model needs it"
                 )
+            self._check_frames(shape)
             parameters = self._parameters(shape)
             yield parameters, _gray_inputs(parameters)
+
+    def _check_frames(self, shape: WarmupShape) -> None:
+        frames, abilities = shape.num_frames, self._abilities
+        if frames is None:
+            return
+        written = f"engine_args.warmup_shapes: {shape.width}x{shape.height}x{frames}"
+        if abilities.default_frames is None:
+            raise ModelLoadFailed(f"{written} has frames, and the model makes images")
+        if (frames - 1) % abilities.frames_step:
+            raise ModelLoadFailed(
+                f"{written} has not 1 frame and a multiple of {abilities.frames_step} more, as the"
+                " model needs it"
+            )
+        if abilities.max_frames and frames > abilities.max_frames:
+            raise ModelLoadFailed(
+                f"{written} has more than the {abilities.max_frames} frames that the model makes"
+            )
 
     def in_company(self, task: str) -> Parameters:
         """Return one of the default size that shows whether a task may be run in company."""
