@@ -9,7 +9,6 @@ from pickle import PicklingError
 from typing import Any
 
 import diffusers
-import gguf
 import psutil
 import pytest
 import torch
@@ -18,6 +17,7 @@ from configs.errors import DeviceLost, ModelLoadFailed
 from configs.pipeline_settings import PipelineSettings, Quantization
 from configs.stages import EngineArgs, ParallelConfig
 from scripts.families.catalog import FAMILIES, save_family
+from tests.engine.gguf_files import quantized_file
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
@@ -198,24 +198,6 @@ def test_what_a_model_can_not_do_is_refused_with_a_mend(
 def test_without_a_word_the_way_follows_from_the_model(name: str, way: str):
     chosen = choose(ParallelConfig(world_size=2), denoisers(FAMILIES[name]()))
     assert (chosen.way, chosen.world_size) == (way, 2)
-
-
-def quantized_file(model: Path, file: Path) -> Path:
-    """The weights of a transformer in a GGUF file, its matrices of 8 bits."""
-    writer = gguf.GGUFWriter(file, "flux")
-    matrices = gguf.GGMLQuantizationType.Q8_0
-    transformer = diffusers.FluxTransformer2DModel.from_pretrained(model, subfolder="transformer")
-    for name, weight in transformer.state_dict().items():
-        plain = weight.numpy()
-        if plain.ndim == 2 and plain.shape[1] % gguf.GGML_QUANT_SIZES[matrices][0] == 0:
-            writer.add_tensor(name, gguf.quantize(plain, matrices), raw_dtype=matrices)
-        else:
-            writer.add_tensor(name, plain)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 def test_quantized_weights_reach_the_ranks(flux_folder: Path, tmp_path: Path):
