@@ -1,22 +1,25 @@
 """What several devices in one replica buy: ``python -m scripts.devices_bench``.
 
-Times single calls of two denoisers with random weights, a UNet and a DiT, on one device, on all
-devices by denoiser copies, and by context parallel over ranks. On a CPU the devices are cores, and
-a fourth column is one denoiser with as many torch threads. Each repetition runs all ways, so that
-what else the machine does falls on all alike; speed-ups over one device are medians of ratios
-inside a repetition. The last line on stdout is one JSON document. Knows nothing of replicas and
-requests.
+Times single calls of denoisers with random weights on one device; by denoiser copies; by ranks that
+share the sequence (`ulysses_degree`); and by groups of ranks (`cfg_parallel_size` 2 beside
+`ulysses_degree`, on two devices two groups of one rank). On a CPU the devices are cores, and one
+more column is one denoiser with as many torch threads. Each repetition runs all ways, each from
+another one on, so that what else the machine does falls on all alike; speed-ups over one device are
+medians of ratios inside a repetition. The last line on stdout is one JSON document. Knows nothing
+of replicas and requests.
+
+With CUDA the sizes are those of real models, in bfloat16. Each of the ways that are chosen with
+`--ways` has its own copy of the weights on each device, but for `one` and `copies`, which share
+one; ranks read theirs from a temporary folder (TMPDIR), which must hold them.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,14 +27,16 @@ from statistics import median
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, UNet2DConditionModel
 
 from configs.stages import EngineArgs, ParallelConfig
+from scripts.bench_denoisers import DENOISERS
+from scripts.bench_ranks import RankSetup, RanksInTurn, ranks_in_turn, seconds_of
 from workers.devices.denoiser_copies import spread_rows
-from workers.devices.lane import Lane, open_lanes
-from workers.devices.ranks import Ranks
+from workers.devices.lane import open_lanes
+from workers.devices.weight_dtype import weight_dtype
 
-WAYS = ("one", "threads", "copies", "ranks")
+WAYS = ("one", "threads", "copies", "ranks", "groups")
+_NOT_COUNTED = 3  # repetitions of each call before those that are
 
 
 @dataclass(frozen=True)
@@ -44,154 +49,87 @@ class Row:
     speedup: dict[str, tuple[float, float, float]]
 
 
-@dataclass(frozen=True)
-class Size:
-    """How large the denoisers are, and what they are called with."""
-
-    channels: tuple[int, ...]
-    latent: int
-    heads: int
-    layers: int
-    tokens: int
-    words: int
-
-
-SIZES = {
-    "tiny": Size((32, 64), 16, 4, 2, 64, 16),
-    "small": Size((64, 128), 32, 8, 6, 256, 64),
-    "large": Size((320, 640, 1280), 128, 24, 38, 4096, 512),
-}
-
-
-def unet(size: Size) -> tuple[Any, Callable[[int], dict[str, Any]]]:
-    """Return a UNet and the arguments of a call of so many rows."""
-    levels = len(size.channels)
-    made = UNet2DConditionModel(
-        block_out_channels=size.channels,
-        layers_per_block=2,
-        sample_size=size.latent,
-        down_block_types=("DownBlock2D", *("CrossAttnDownBlock2D",) * (levels - 1)),
-        up_block_types=(*("CrossAttnUpBlock2D",) * (levels - 1), "UpBlock2D"),
-        cross_attention_dim=256,
-        attention_head_dim=8,
-    )
-
-    def call(rows: int) -> dict[str, Any]:
-        return {
-            "sample": torch.randn(rows, 4, size.latent, size.latent),
-            "timestep": torch.tensor(500),
-            "encoder_hidden_states": torch.randn(rows, size.words, 256),
-            "return_dict": False,
-        }
-
-    return made, call
-
-
-def dit(size: Size) -> tuple[Any, Callable[[int], dict[str, Any]]]:
-    """Return a FLUX transformer and the arguments of a call of so many rows."""
-    made = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=64,
-        num_layers=size.layers // 3,
-        num_single_layers=size.layers - size.layers // 3,
-        attention_head_dim=64,
-        num_attention_heads=size.heads,
-        joint_attention_dim=512,
-        pooled_projection_dim=256,
-        axes_dims_rope=(16, 24, 24),
-    )
-
-    def call(rows: int) -> dict[str, Any]:
-        return {
-            "hidden_states": torch.randn(rows, size.tokens, 64),
-            "encoder_hidden_states": torch.randn(rows, size.words, 512),
-            "pooled_projections": torch.randn(rows, 256),
-            "timestep": torch.full((rows,), 0.5),
-            "img_ids": torch.zeros(size.tokens, 3),
-            "txt_ids": torch.zeros(size.words, 3),
-            "return_dict": False,
-        }
-
-    return made, call
-
-
-DENOISERS = {"UNet": unet, "DiT": dit}
+def degrees(way: str, count: int) -> ParallelConfig:
+    """Return what a stage file says for that way with so many devices."""
+    if way == "ranks":
+        return ParallelConfig(count, ulysses_degree=count)
+    return ParallelConfig(count, cfg_parallel_size=2, ulysses_degree=count // 2)
 
 
 class Bench:
     """One denoiser, ready in each way."""
 
     def __init__(
-        self, denoiser: Any, device: str, count: int, ways: Sequence[str], closing: ExitStack
+        self, size: str, name: str, kind: str, count: int, ways: Sequence[str], closing: ExitStack
     ) -> None:
         """Put the denoiser on the devices for those ways; `closing` ends what was started."""
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        self._device = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
-        self._dtype = dtype
+        self._spec = DENOISERS[size][name]
+        self._kind = kind
         self._count = count
-        whole = denoiser.to(self._device).eval()
-        if device == "cuda":
-            whole = whole.to(dtype)
-        self._modules = {"one": whole}
-        if device == "cpu" and "threads" in ways:
-            self._modules["threads"] = whole
-        lanes = self._lanes = open_lanes(device, count)
-        for lane in lanes:
+        self._dtype = weight_dtype(EngineArgs(name), kind)
+        self._lanes = open_lanes(kind, count)
+        for lane in self._lanes:
             closing.callback(lane.close)
+        self._home = self._lanes[0].device
+        self._module = self._spec.make(self._home, self._dtype)
+        self._arguments: dict[str, Any] = {}
+        self._ranks: dict[str, RanksInTurn] = {}
+        self._own = {"one", *ways} & {"one", "threads", "copies"}
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        for way in self._on_ranks(ways):
+            if not any(folder.iterdir()):
+                self._module.save_pretrained(folder / self._spec.part)
+            setup = RankSetup(str(folder), size, name, kind, degrees(way, count))
+            self._ranks[way] = closing.enter_context(ranks_in_turn(setup))
         if "copies" in ways:
-            self._modules["copies"] = copy.deepcopy(whole)
-            spread_rows(self._modules["copies"], lanes)
-        if "ranks" in ways and getattr(whole, "_cp_plan", None) is not None:
-            self._modules["ranks"] = self._on_ranks(copy.deepcopy(whole), lanes[0], closing)
-
-    def _on_ranks(self, module: Any, lane: Lane, closing: ExitStack) -> Any:
-        folder = closing.enter_context(tempfile.TemporaryDirectory())
-        module.save_pretrained(Path(folder) / "transformer")
-        parallel = ParallelConfig(world_size=self._count, ulysses_degree=self._count)
-        args = EngineArgs(folder, parallel_config=parallel)
-        closing.callback(Ranks.start(args, {"transformer": module}, lane).close)
-        return module
+            spread_rows(self._module, self._lanes)
 
     @property
     def ways(self) -> tuple[str, ...]:
         """The ways in which it can run."""
-        return tuple(way for way in WAYS if way in self._modules)
+        return tuple(way for way in WAYS if way in self._own or way in self._ranks)
 
-    def arguments(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments on the device, in the type of the weights."""
-        return {
-            name: value.to(self._device, self._dtype if value.is_floating_point() else None)
-            if torch.is_tensor(value)
-            else value
-            for name, value in call.items()
-        }
+    def prepare(self, rows: int) -> None:
+        """Have the calls from here on be of so many rows."""
+        self._arguments = self._spec.arguments(rows, self._home, self._dtype)
+        for each in self._ranks.values():
+            each.prepare(rows)
 
-    def run(self, way: str, arguments: dict[str, Any]) -> float:
+    def run(self, way: str) -> float:
         """Return the seconds of one call."""
-        module = self._modules[way]
+        if way in self._ranks:
+            return self._ranks[way].run()
+        if way == "copies":
+            return seconds_of(self._module, self._arguments, self._home)
 
-        def timed() -> float:
-            started = time.perf_counter()
-            module(**arguments)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            return time.perf_counter() - started
+        def plain(**arguments: Any) -> Any:
+            """The call past the copies."""
+            return type(self._module).forward(self._module, **arguments)
 
-        with torch.inference_mode():
-            if way == "one":
-                seconds: float = self._lanes[0].submit(timed).result()
-                return seconds
-            return timed()
+        if way == "threads":
+            return seconds_of(plain, self._arguments, self._home)
+        alone: float = (
+            self._lanes[0].submit(seconds_of, plain, self._arguments, self._home).result()
+        )
+        return alone
+
+    def _on_ranks(self, ways: Sequence[str]) -> list[str]:
+        planned = getattr(self._module, "_cp_plan", None) is not None
+        return [
+            way
+            for way in ("ranks", "groups")
+            if way in ways and (planned or degrees(way, self._count).context_degree == 1)
+        ]
 
 
-def measure(bench: Bench, name: str, call: dict[str, Any], rows: int, repeats: int) -> Row:
-    """Run all ways `repeats` times, after three times that do not count."""
-    arguments = bench.arguments(call)
+def measure(bench: Bench, name: str, rows: int, repeats: int) -> Row:
+    """Run all ways `repeats` times, after some times that do not count."""
+    bench.prepare(rows)
     times: dict[str, list[float]] = {way: [] for way in bench.ways}
-    for repeat in range(-3, repeats):
+    for repeat in range(-_NOT_COUNTED, repeats):
         turn = repeat % len(bench.ways)
         for way in bench.ways[turn:] + bench.ways[:turn]:
-            seconds = bench.run(way, arguments)
+            seconds = bench.run(way)
             if repeat >= 0:
                 times[way].append(seconds)
     ratios = {
@@ -220,38 +158,53 @@ def table(row: Row) -> str:
 
 def options() -> argparse.Namespace:
     """Read the command line."""
+    names = [name for each in DENOISERS.values() for name in each]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None)
-    parser.add_argument("--devices", type=int, default=2, help="cores or GPUs of the replica")
-    parser.add_argument("--size", choices=tuple(SIZES), default=None, help="large on CUDA")
-    parser.add_argument("--denoisers", choices=tuple(DENOISERS), nargs="+", default=list(DENOISERS))
+    parser.add_argument("--devices", type=int, default=2, help="cores or GPUs: 2 or 4, 6, ...")
+    parser.add_argument("--size", choices=tuple(DENOISERS), default=None, help="real on CUDA")
+    parser.add_argument("--denoisers", choices=dict.fromkeys(names), nargs="+", default=None)
     parser.add_argument("--ways", choices=WAYS[1:], nargs="+", default=list(WAYS[1:]))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4], help="rows of a call")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.devices < 2 or chosen.devices % 2:
+        parser.error(f"--devices {chosen.devices} makes no two groups; give an even number")
+    chosen.device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen.size = chosen.size or ("real" if chosen.device == "cuda" else "small")
+    there = DENOISERS[chosen.size]
+    if unknown := set(chosen.denoisers or ()) - set(there):
+        parser.error(f"--size {chosen.size} has no {min(unknown)}; give one of {', '.join(there)}")
+    if chosen.device == "cuda":
+        chosen.ways = [way for way in chosen.ways if way != "threads"]
+        if (count := torch.cuda.device_count()) < chosen.devices:
+            parser.error(f"--devices {chosen.devices} is more than the {count} CUDA devices here")
+    return chosen
 
 
 def main() -> None:
     """Measure and print."""
     chosen = options()
-    device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    size = SIZES[chosen.size or ("large" if device == "cuda" else "small")]
+    names = chosen.denoisers or list(DENOISERS[chosen.size])
     torch.set_num_threads(chosen.devices if "threads" in chosen.ways else 1)
-    torch.manual_seed(0)
-    before = os.getloadavg()[0]
-    print("| denoiser | rows | one device | threads | copies | ranks |")
-    print("|---|---|---|---|---|---|", flush=True)
+    cores, before = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if chosen.device == "cpu" and cores < chosen.devices:
+        print(f"{chosen.devices} devices on {cores} cores: this shows that it runs, and no speed\n")
+    for name in names:
+        print(f"{name}: {DENOISERS[chosen.size][name].about}")
+    print(f"\n| denoiser | rows | one device | {' | '.join(WAYS[1:])} |")
+    print("|---|---|---|---|---|---|---|", flush=True)
     rows: list[dict[str, Any]] = []
-    for name in chosen.denoisers:
-        denoiser, call = DENOISERS[name](size)
+    for name in names:
         with ExitStack() as closing:
-            bench = Bench(denoiser, device, chosen.devices, chosen.ways, closing)
+            bench = Bench(chosen.size, name, chosen.device, chosen.devices, chosen.ways, closing)
             for number in chosen.rows:
-                row = measure(bench, name, call(number), number, chosen.repeats)
+                row = measure(bench, name, number, chosen.repeats)
                 rows.append(asdict(row))
                 print(table(row), flush=True)
     load = [round(before, 2), round(os.getloadavg()[0], 2)]
-    print(json.dumps({"devices": chosen.devices, "kind": device, "load": load, "rows": rows}))
+    said = {"devices": chosen.devices, "kind": chosen.device, "cores": cores, "load": load}
+    print(json.dumps({**said, "rows": rows}))
 
 
 if __name__ == "__main__":
