@@ -27,7 +27,8 @@ class Machine:
 
     Attributes:
         cuda_count: GPUs.
-        cpu_cores: The operating system's number of each core; ours is the place in the tuple.
+        cpu_cores: The operating system's number of the core of each device; ours is the place in
+            the tuple.
     """
 
     cuda_count: int
@@ -53,11 +54,14 @@ class Machine:
         return self.kind if device == "auto" else device
 
 
-def detect_machine(environ: Mapping[str, str], device_folder: Path = Path("/dev")) -> Machine:
+def detect_machine(
+    environ: Mapping[str, str], device_folder: Path = Path("/dev"), cpu_devices: int = 0
+) -> Machine:
     """Find the devices that this process may use.
 
     CUDA devices are those of CUDA_VISIBLE_DEVICES if it is set, else one for each
-    /dev/nvidia<number>. Cores are those this process may run on. Ask before the environment or
+    /dev/nvidia<number>. Cores are those this process may run on; with `cpu_devices` as many devices
+    are dealt out over them, several to a core where there are more. Ask before the environment or
     the affinity of a replica is applied to the process, since both narrow the answer.
 
     Raises:
@@ -65,7 +69,9 @@ def detect_machine(environ: Mapping[str, str], device_folder: Path = Path("/dev"
     """
     listed = _listed_gpus(environ)
     count = _gpu_files(device_folder) if listed is None else len(listed)
-    return Machine(count, _cpu_cores())
+    cores = _cpu_cores()
+    devices = cpu_devices or len(cores)
+    return Machine(count, tuple(cores[device % len(cores)] for device in range(devices)))
 
 
 def check_machine(stages: Sequence[StageConfig], machine: Machine) -> None:

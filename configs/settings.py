@@ -50,6 +50,7 @@ class Settings:
         max_waiting_per_stage: Requests that may wait for all replicas of a stage; above that 429.
         max_long_polls: Held calls and event streams at a time, for each API process.
         replica_offset: Number of this host's first replica.
+        cpu_devices: CPU devices, dealt out over the cores; 0 for one on each core.
         api_key: Key that calls must bring; empty for a service open to whoever reaches it.
         api_host: Address the API listens on.
         api_port: TCP port of the API.
@@ -91,6 +92,7 @@ class Settings:
     max_waiting_per_stage: int = 10_000
     max_long_polls: int = 256
     replica_offset: int = 0
+    cpu_devices: int = 0
     api_key: str = field(default="", repr=False)
     api_host: str = "127.0.0.1"
     api_port: int = 8099

@@ -80,6 +80,7 @@ class SettingsSchema(Schema):
     max_long_polls = Whole(
         1, 10_000, "calls held at a time", strict=False, data_key="MAX_LONG_POLLS"
     )
+    cpu_devices = Whole(0, 1024, "devices", strict=False, data_key="CPU_DEVICES")
     replica_offset = Whole(0, 1_000_000, "replicas", strict=False, data_key="REPLICA_OFFSET")
     api_key = fields.String(data_key="API_KEY")
     api_host = fields.String(data_key="API_HOST")

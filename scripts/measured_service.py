@@ -34,6 +34,7 @@ _NOT_INHERITED: Final = (
     "API_HOST",
     "API_PORT",
     "REPLICA_OFFSET",
+    "CPU_DEVICES",
 )
 
 

@@ -35,7 +35,7 @@ def check_stages(
         ConfigurationError: The file, the model's folder or a device is refused.
     """
     stages = load_stages(settings.stage_configs_path, model)
-    check_machine(stages, detect_machine(environ))
+    check_machine(stages, detect_machine(environ, cpu_devices=settings.cpu_devices))
     return stages, plan_replicas(stages, settings.replica_offset)
 
 

@@ -50,6 +50,8 @@ def test_without_gpus_devices_are_the_cores_this_process_may_use(tmp_path: Path)
     assert (machine.kind, machine.cuda_count) == ("cpu", 0)
     assert machine.cpu_cores == tuple(sorted(os.sched_getaffinity(0)))
     assert machine.count == len(machine.cpu_cores)
+    more = detect_machine({}, tmp_path, cpu_devices=2 * machine.count + 1)
+    assert more.cpu_cores == (*machine.cpu_cores, *machine.cpu_cores, machine.cpu_cores[0])
 
 
 @pytest.mark.parametrize(

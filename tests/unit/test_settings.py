@@ -28,6 +28,7 @@ NUMBERS = {
     "MAX_WAITING_PER_STAGE": ("70", 70),
     "MAX_LONG_POLLS": ("8", 8),
     "REPLICA_OFFSET": ("4", 4),
+    "CPU_DEVICES": ("8", 8),
     "API_PORT": ("80", 80),
     "API_WORKERS": ("3", 3),
     "API_THREADS": ("400", 400),
