@@ -29,6 +29,7 @@ class ParallelConfig:
         cfg_parallel_size: Denoiser copies among which the rows of each call are dealt out; beside
             another degree, groups of ranks.
         device_map: `balanced` puts the parts of the pipeline on different devices.
+        collective_timeout_s: Ranks that wait for one of them for longer take it to hang.
     """
 
     world_size: int = 1
@@ -36,6 +37,7 @@ class ParallelConfig:
     ring_degree: int = 1
     cfg_parallel_size: int = 1
     device_map: Literal["balanced"] | None = None
+    collective_timeout_s: float = 240.0
 
     @property
     def context_degree(self) -> int:

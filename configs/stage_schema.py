@@ -40,6 +40,7 @@ class ParallelConfigSchema(SectionSchema):
     ring_degree = Whole(1, _MOST_DEVICES, "ranks")
     cfg_parallel_size = Whole(1, _MOST_DEVICES, "denoiser copies")
     device_map = OneOf("balanced")
+    collective_timeout_s = Number(1, 86_400, "seconds")
     tensor_parallel_size = _unserved_degree("ulysses_degree shares each call among devices")
     pipeline_parallel_size = _unserved_degree("device_map: balanced puts parts on several devices")
     data_parallel_size = _unserved_degree("runtime.num_replicas serves more requests at a time")

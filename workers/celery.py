@@ -84,7 +84,7 @@ def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
     try:
         stages = load_stages(settings.stage_configs_path)
         plan = _plan(settings, stages, options.get("queues"))
-        machine = detect_machine(os.environ)
+        machine = detect_machine(os.environ, cpu_devices=settings.cpu_devices)
         check_machine(stages, machine)
     except ConfigurationError as refused:
         _give_up(str(refused), _EXIT_CONFIGURATION)
@@ -117,7 +117,9 @@ def load_model(**_: Any) -> None:
     try:
         current().load()
     except GenerationError as failed:
-        _give_up(f"{current().plan.name}: {failed}", _EXIT_MODEL)
+        sys.stderr.write(f"Error: {current().plan.name}: {failed}\n")
+        # At once: a thread may still wait for a rank that is gone, and Python would wait for it.
+        _end_now(_EXIT_MODEL)
 
 
 @worker_ready.connect(weak=False)
@@ -155,12 +157,16 @@ def _leave() -> None:
     That is seconds of work for nothing, in which a supervisor may lose its patience.
     """
     if (code := current().exit_code) is not None:
-        for child in multiprocessing.active_children():
-            child.terminate()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _end_now(code)
+
+
+def _end_now(code: int) -> NoReturn:
+    for child in multiprocessing.active_children():
+        child.terminate()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _give_up(message: str, code: int) -> NoReturn:

@@ -18,3 +18,10 @@ class Scarce(torch.Tensor):
 
     def float(self, **_: Any) -> torch.Tensor:
         raise MemoryError("too little memory")
+
+
+class Unmovable(torch.Tensor):
+    """A weight for which another device has too little memory."""
+
+    def to(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("too little memory")

@@ -41,6 +41,11 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
             "2 is a way to split a model that is not served here; leave it out; ulysses_degree",
         ),
         ("engine_args.parallel_config.device_map", "auto", "give one of balanced"),
+        (
+            "engine_args.parallel_config.collective_timeout_s",
+            0.5,
+            "give a number from 1 to 86400 (seconds)",
+        ),
         ("default_sampling_params", [], "[] is not a mapping"),
         (
             "default_sampling_params.num_inference_steps",

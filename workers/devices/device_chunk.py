@@ -16,6 +16,7 @@ import torch
 
 from configs.errors import ModelLoadFailed
 from configs.stages import ParallelConfig, ReplicaPlan
+from workers.denoiser.failure_cause import short_cause
 from workers.devices.context_parallel import refusal
 from workers.devices.denoiser_copies import spread_rows
 from workers.devices.lane import Lane, open_lanes
@@ -61,20 +62,26 @@ class DeviceChunk:
             return cls()
         parallel = choose(args.parallel_config, found)
         lanes = open_lanes(pipe.device.type, count)
-        if parallel.way == "context":
-            for lane in lanes[1:]:  # each a process of its own
-                lane.close()
-            ranks = Ranks.start(replace(args, parallel_config=parallel), found, lanes[0])
-            return cls(lanes[:1], ranks)
         try:
+            if parallel.way == "context":
+                for lane in lanes[1:]:  # each a process of its own
+                    lane.close()
+                ranks = Ranks.start(replace(args, parallel_config=parallel), found, lanes[0])
+                return cls(lanes[:1], ranks)
             for module in found.values():
                 spread_rows(module, lanes)
-        except ValueError as error:
-            raise ModelLoadFailed(
-                f"{args.model}: parallel_config: {error}; use one device for each replica"
-            ) from None
-        _logger.info("%d denoiser copies share the rows of each call", count)
-        return cls(lanes)
+        except Exception as error:
+            for lane in lanes:
+                lane.close()
+            if isinstance(error, ModelLoadFailed):
+                raise
+            cause = str(error) if isinstance(error, ValueError) else short_cause(error)
+            failed = f"{args.model}: parallel_config: {cause}; use one device for each replica"
+        else:
+            _logger.info("%d denoiser copies share the rows of each call", count)
+            return cls(lanes)
+        # Raised out here, so that no traceback keeps copies in memory.
+        raise ModelLoadFailed(failed)
 
     @property
     def takes_float32(self) -> bool:

@@ -15,14 +15,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from workers.denoiser.failure_cause import is_out_of_memory, short_cause
 from workers.devices.call_packing import unpack
-from workers.devices.context_parallel import share_sequence
 from workers.devices.denoiser_loader import load_denoisers
 from workers.devices.raised_weights import in_float32
 from workers.devices.rank_calls import RankCalls
-from workers.devices.rank_group import join_group, open_mesh
+from workers.devices.rank_group import meet
 from workers.devices.rank_messages import (
     END,
     FALL,
@@ -74,10 +74,11 @@ class Rank:
     def join(self) -> None:
         """Meet the other ranks; all do this at the same time."""
         start = self._start
-        join_group(start.rank, start.world_size, start.port, self._device)
-        mesh = open_mesh(self._device, start.args.parallel_config)
-        for module in self._denoisers.values():
-            share_sequence(module, start.args.parallel_config, mesh)
+        meet(start.rank, start.args.parallel_config, start.port, self._denoisers)
+
+    def leave(self) -> None:
+        """Leave the other ranks, which do so at the same time."""
+        dist.destroy_process_group()
 
     def serve(self) -> None:
         """Run what rank 0 tells until it says that it is over."""
@@ -126,27 +127,32 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     start: Start = receive(pipe)
     logging.basicConfig(format=f"rank {start.rank} of {start.world_size}: %(message)s")
-    code = _run(Rank(start, pipe), start, pipe)
+    code = _run(start, pipe)
     sys.stderr.flush()
     # Not by way of torch, whose teardown waits for ranks that may be gone.
     os._exit(code)
 
 
-def _run(rank: Rank, start: Start, pipe: Connection) -> int:
+def _run(start: Start, pipe: Connection) -> int:
     """Load, join and serve; returns the exit code."""
     try:
         try:
+            rank = Rank(start, pipe)
             rank.load()
+            send(pipe, LOADED)
+            if receive(pipe) != JOIN:
+                return 0
+            rank.join()
+        except (EOFError, ConnectionError):
+            raise
         except Exception as error:
-            _logger.exception("loading %s failed", start.args.model)
+            _logger.exception("%s could not be brought onto this rank", start.args.model)
             send(pipe, Failed(short_cause(error)))
             return 1
-        send(pipe, LOADED)
-        if receive(pipe) == JOIN:
-            rank.join()
-            send(pipe, READY)
-            with torch.inference_mode():
-                rank.serve()
+        send(pipe, READY)
+        with torch.inference_mode():
+            rank.serve()
+        rank.leave()
     except (EOFError, ConnectionError):
         _logger.warning("the replica has ended, and this rank ends with it")
     except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workers.denoiser.failure_cause import short_cause
 from workers.denoiser.row_choice import choose_rows
 from workers.devices.call_packing import as_bytes, pack, unpack
 from workers.devices.rank_messages import TAKE, Failed, Forward, Output
@@ -52,8 +53,8 @@ class Rank0Calls:
             for each in sent:
                 dist.broadcast(each, src=0)
             output = forward(*args, **own)
-        except BaseException:
-            self._processes.undo(self._own)
+        except BaseException as error:
+            self._processes.undo(self._own, short_cause(error))
             self._ended(others)
             raise
         ended = self._ended(others)
@@ -69,7 +70,7 @@ class Rank0Calls:
             answers = self._processes.answers(group)
             failed = next((each for each in answers.values() if isinstance(each, Failed)), None)
             if failed is not None:
-                self._processes.undo(group)
+                self._processes.undo(group, failed.cause)
             ended.append(failed or answers[group[0]])
         return ended
 
@@ -80,7 +81,7 @@ class Rank0Calls:
             self._processes.tell(TAKE, group[:1])
             for each in as_bytes(tensors):
                 dist.recv(each, src=group[0])
-        except Exception:
-            self._processes.undo(group)
+        except Exception as error:
+            self._processes.undo(group, short_cause(error))
             raise
         return output

@@ -47,12 +47,11 @@ class RankCalls:
     def run(self, message: Forward) -> None:
         """Run this rank's part of a call, if it has one."""
         self._output = []
-        (args, kwargs), tensors = unpack(message.packed, self._device)
-        for each in as_bytes(tensors):
-            dist.broadcast(each, src=0)
         if self._group >= max(len(message.dealt), 1):
+            self._arguments(message)
             return
         try:
+            args, kwargs = self._arguments(message)
             if message.dealt:
                 kwargs = choose_rows(kwargs, message.dealt[self._group], message.rows)
             said: Output | Failed = self._keep(self._denoisers[message.denoiser](*args, **kwargs))
@@ -76,6 +75,13 @@ class RankCalls:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()  # too little memory is why most calls fail
         send(self._pipe, UNDONE)
+
+    def _arguments(self, message: Forward) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, which all ranks get together, those without a part too."""
+        (args, kwargs), tensors = unpack(message.packed, self._device)
+        for each in as_bytes(tensors):
+            dist.broadcast(each, src=0)
+        return args, kwargs
 
     def _keep(self, output: Any) -> Output:
         if not self._gives_back:

@@ -1,8 +1,12 @@
 """The `torch.distributed` groups of a replica's ranks: gloo on CPU cores, NCCL on CUDA devices.
 
-All ranks are on one host and meet at a TCP store of rank 0 on the loopback address.
+All ranks are on one host and meet at a TCP store of rank 0; it and gloo listen on the loopback
+address alone, for neither asks who comes.
 """
 
+import os
+import socket
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -11,26 +15,69 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from configs.stages import ParallelConfig
+from workers.devices.context_parallel import share_sequence
 
-# A collective that takes longer has lost its partner. Ranks wait for calls outside of any.
-COLLECTIVE_S = 240.0
 _HOST = "127.0.0.1"
+# As many may come before the first is let in.
+_BACKLOG = 1024
 
 
 def open_store(world_size: int) -> Any:
     """Open the meeting place on a free port; rank 0 does this before the others are told."""
+    # By its own choice the store would listen on every address of the host.
+    listening = socket.create_server((_HOST, 0), backlog=_BACKLOG)
+    port = listening.getsockname()[1]
     untyped: Any = dist
-    return untyped.TCPStore(_HOST, 0, world_size, is_master=True, wait_for_workers=False)
+    return untyped.TCPStore(
+        _HOST,
+        port,
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
 
 
-def join_group(
-    rank: int, world_size: int, port: int, device: torch.device, store: Any = None
+def meet(
+    rank: int,
+    parallel: ParallelConfig,
+    port: int,
+    denoisers: Mapping[str, Any],
+    store: Any = None,
+) -> None:
+    """Meet the other ranks, and have the denoisers share their sequences in groups of several.
+
+    All do this at the same time; rank 0 brings the store.
+    """
+    device = next(iter(denoisers.values())).device
+    _join_group(rank, parallel, port, device, store)
+    if parallel.context_degree > 1:
+        mesh = _open_mesh(device, parallel)
+        for module in denoisers.values():
+            share_sequence(module, parallel, mesh)
+    _limit_collectives(parallel)
+
+
+def rank_groups(parallel: ParallelConfig) -> list[range]:
+    """Return the ranks of each group that shares the sequence of a call; groups share its rows."""
+    size = parallel.context_degree
+    return [range(first, first + size) for first in range(0, parallel.world_size, size)]
+
+
+def _join_group(
+    rank: int, parallel: ParallelConfig, port: int, device: torch.device, store: Any
 ) -> None:
     """Make the default group of this process; returns when all ranks have come."""
     untyped: Any = dist
-    timeout = timedelta(seconds=COLLECTIVE_S)
+    world_size, timeout = parallel.world_size, timedelta(seconds=parallel.collective_timeout_s)
     if store is None:
         store = untyped.TCPStore(_HOST, port, world_size, is_master=False, timeout=timeout)
+    store.set_timeout(timeout)
+    if device.type == "cpu" and (loopback := _loopback()):
+        # gloo would take the address of the host's name, which need not be one of this host.
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    # The name under which they meet: torch counts on where an earlier meeting of a process failed.
+    untyped.distributed_c10d._world.group_count = 0
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -41,13 +88,7 @@ def join_group(
     )
 
 
-def rank_groups(parallel: ParallelConfig) -> list[range]:
-    """Return the ranks of each group that shares the sequence of a call; groups share its rows."""
-    size = parallel.context_degree
-    return [range(first, first + size) for first in range(0, parallel.world_size, size)]
-
-
-def open_mesh(device: torch.device, parallel: ParallelConfig) -> Any:
+def _open_mesh(device: torch.device, parallel: ParallelConfig) -> Any:
     """Return the mesh of this rank's group, `ring` x `ulysses`; all ranks do this together."""
     mesh: Any = init_device_mesh(
         device.type,
@@ -55,3 +96,21 @@ def open_mesh(device: torch.device, parallel: ParallelConfig) -> Any:
         mesh_dim_names=("cfg", "ring", "ulysses"),
     )
     return mesh["ring", "ulysses"]
+
+
+def _limit_collectives(parallel: ParallelConfig) -> None:
+    """Give all groups made so far the time limit of the first.
+
+    A mesh makes its own with torch's, which are 10 minutes on NCCL and 30 on gloo, and so do those
+    who flatten it.
+    """
+    distributed: Any = dist.distributed_c10d
+    timeout = timedelta(seconds=parallel.collective_timeout_s)
+    for group in list(distributed._world.pg_map):
+        distributed._set_pg_timeout(timeout, group)
+
+
+def _loopback() -> str | None:
+    """The host's loopback interface: `lo` on Linux, `lo0` elsewhere."""
+    names = {name for _, name in socket.if_nameindex()}
+    return next((name for name in ("lo", "lo0") if name in names), None)

@@ -1,39 +1,30 @@
 """The processes of a replica's other ranks: started, told, heard, watched and ended.
 
-One that ends before it is told to is a fault that can not be mended: it is told to whoever watches,
-and everything here raises it from then on. Does not know denoisers, nor what a call is.
+One that ends before it is told to, or is silent for too long, is a fault that can not be mended: it
+is told to whoever watches, and everything here raises it from then on. Does not know denoisers, nor
+what a call is.
 """
 
-import contextlib
 import logging
-import os
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from multiprocessing import Pipe
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.errors import DeviceLost, ModelLoadFailed
+from workers.devices.rank_child import RankChild
 from workers.devices.rank_messages import END, UNDONE, VERDICT_S, Failed, Start, receive, send
 
 _logger = logging.getLogger(__name__)
 
-_REPOSITORY = Path(__file__).parents[2]
-_END_S = 2.0
+# Seconds in which ranks let their devices go, before they are killed.
+_END_S = 5.0
 # Seconds in which the end of a rank is noticed once a pipe or a collective has failed by it.
 _NOTICE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """One rank, and this side of its pipe."""
-
-    process: subprocess.Popen[bytes]
-    pipe: Connection
 
 
 class RankProcesses:
@@ -43,46 +34,67 @@ class RankProcesses:
         fault: Why they can work no more; None while they can.
     """
 
-    def __init__(self, model: str, world_size: int) -> None:
-        """Start nothing yet."""
+    def __init__(self, model: str, world_size: int, silence_s: float) -> None:
+        """Start nothing yet; one that is silent for `silence_s` where it should answer hangs."""
         self.fault: str | None = None
         self._model = model
         self._world_size = world_size
-        self._children: dict[int, _Child] = {}
+        # Where it waits for another one in a collective it is that one that hangs.
+        self._silence_s = silence_s + VERDICT_S
+        self._children: dict[int, RankChild] = {}
         self._closing = False
         self._faulty = threading.Event()
         self._on_fault: Callable[[str], None] = lambda _: None
 
     def start(self, first: Start) -> None:
         """Start one and tell it that; it ends when the thread that calls this ends."""
-        ours, theirs = Pipe()
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, this module
-            [sys.executable, "-m", "workers.devices.rank", str(theirs.fileno()), str(os.getpid())],
-            cwd=_REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-        self._children[first.rank] = _Child(process, ours)
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which its silence will tell
-            send(ours, first)
+        self._children[first.rank] = RankChild.start(first)
 
-    def await_all(self, expected: str) -> None:
-        """Wait until each rank has said that; a model may take any time to load.
+    def await_all(self, expected: str, *, patient: bool = False) -> None:
+        """Wait until each rank has said that; `patient` ones may take any time for it.
 
         Raises:
-            ModelLoadFailed: One says something else, or has ended.
+            ModelLoadFailed: One says something else, has ended, or hangs.
         """
+        waiting = {child.pipe: rank for rank, child in self._children.items()}
+        while waiting:
+            ready = wait(list(waiting), None if patient else self._silence_s)
+            if not ready:
+                self._refuse(min(waiting.values()), f"no answer for {self._silence_s:g} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = waiting.pop(pipe)
+                try:
+                    said = receive(pipe)
+                except (EOFError, OSError):
+                    how = _how_ended(self._children[rank].process)
+                    said = Failed(f"it {how}; the replica's log has more")
+                if said != expected:
+                    self._refuse(rank, said.cause if isinstance(said, Failed) else said)
+
+    def await_own(self, own: Future[None]) -> None:
+        """Wait for what this process does together with the ranks; raises what it raises.
+
+        Raises:
+            DeviceLost: One of them has ended meanwhile, which this process may never be told by
+                what it does.
+        """
+        while not wait_for((own,), _NOTICE_S).done:
+            self.check()
+        own.result()
+
+    def last_words(self) -> str | None:
+        """Return why ranks can not work, by the one that has said so, or how one has ended."""
+        if self._ended():
+            self._faulty.wait(_NOTICE_S)
         for rank, child in self._children.items():
             try:
-                said = receive(child.pipe)
+                said = receive(child.pipe) if child.pipe.poll() else None
             except (EOFError, OSError):
-                code = child.process.wait()
-                said = Failed(f"it ended with exit code {code}; the replica's log has more")
-            if said != expected:
-                cause = said.cause if isinstance(said, Failed) else said
-                who = f"{self._model}: rank {rank} of {self._world_size}"
-                raise ModelLoadFailed(f"{who} could not start: {cause}")
+                continue
+            if isinstance(said, Failed):
+                return f"rank {rank} of {self._world_size} could not start: {said.cause}"
+        return self.fault
 
     def watch_ends(self) -> None:
         """Notice the end of a rank from here on."""
@@ -115,21 +127,23 @@ class RankProcesses:
         """
         waiting = {self._children[rank].pipe: rank for rank in ranks}
         heard: dict[int, Any] = {}
-        limit_s: float | None = None
+        limit_s = self._silence_s
+        how = f"has not answered for {limit_s:g} s"
         while waiting:
             ready = wait(list(waiting), limit_s)
             if not ready:
-                self.fail(f"rank {min(waiting.values())} is still in a call that has failed")
+                self.fail(f"rank {min(waiting.values())} {how}")
                 self.check()
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
-                heard[rank] = self._receive(rank)
-                if isinstance(heard[rank], Failed):
+                heard[rank] = said = self._receive(rank)
+                if isinstance(said, Failed):
                     limit_s = VERDICT_S
+                    how = f"is still in a call that has failed: {said.cause}"
         return heard
 
-    def undo(self, ranks: Sequence[int]) -> None:
+    def undo(self, ranks: Sequence[int], cause: str) -> None:
         """After a call that has failed in these ranks: make sure that none is in it any more.
 
         Raises:
@@ -140,7 +154,7 @@ class RankProcesses:
         self.tell(UNDONE, ranks)
         for rank in ranks:
             if not self._children[rank].pipe.poll(VERDICT_S) or self._receive(rank) != UNDONE:
-                self.fail(f"rank {rank} is still in a call that has failed")
+                self.fail(f"rank {rank} is still in a call that has failed: {cause}")
         self.check()
 
     def check(self) -> None:
@@ -156,21 +170,24 @@ class RankProcesses:
             _logger.critical("%s; the replica can not go on", why)
             self._on_fault(why)
 
-    def close(self) -> None:
-        """End all ranks."""
+    def dismiss(self) -> None:
+        """Tell all ranks that it is over; their ends are no fault from here on."""
         self._closing = True
         for child in self._children.values():
             try:
                 send(child.pipe, END)
             except OSError:
                 _logger.debug("a rank had ended before it was told to")
+
+    def close(self) -> None:
+        """See to it that all ranks, which have been dismissed, have ended."""
+        deadline = time.monotonic() + _END_S
         for child in self._children.values():
-            try:
-                child.process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            child.pipe.close()
+            child.end(deadline)
+
+    def _refuse(self, rank: int, cause: str) -> NoReturn:
+        who = f"{self._model}: rank {rank} of {self._world_size}"
+        raise ModelLoadFailed(f"{who} could not start: {cause}")
 
     def _receive(self, rank: int) -> Any:
         try:
@@ -184,10 +201,14 @@ class RankProcesses:
         raise DeviceLost(self.fault or "")
 
     def _ended(self) -> bool:
-        return any(child.process.poll() is not None for child in self._children.values())
+        return any(child.has_ended for child in self._children.values())
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
+        how = _how_ended(process)
         if not self._closing:
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
             self.fail(f"rank {rank} of {self._world_size} {how}")
+
+
+def _how_ended(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -22,10 +22,9 @@ from configs.stages import EngineArgs
 from workers.denoiser.changes import repeat_changes
 from workers.denoiser.failure_cause import short_cause
 from workers.devices.call_packing import pack
-from workers.devices.context_parallel import share_sequence
 from workers.devices.lane import Lane, chunk_cores
 from workers.devices.rank0_calls import Rank0Calls
-from workers.devices.rank_group import join_group, open_mesh, open_store, rank_groups
+from workers.devices.rank_group import meet, open_store, rank_groups
 from workers.devices.rank_messages import (
     FALL,
     JOIN,
@@ -42,6 +41,8 @@ from workers.devices.weight_dtype import weight_dtype
 
 _logger = logging.getLogger(__name__)
 
+# Seconds in which NCCL's ranks should have left each other.
+_LEAVE_S = 10.0
 _NOWHERE = torch.device("meta")
 
 
@@ -55,9 +56,11 @@ class Ranks:
         self._lane = lane
         self._device: torch.device = next(iter(denoisers.values())).device
         self._world_size = args.parallel_config.world_size
-        self._processes = RankProcesses(args.model, self._world_size)
-        self._calls = Rank0Calls(self._processes, rank_groups(args.parallel_config), self._device)
+        parallel = args.parallel_config
+        self._processes = RankProcesses(args.model, self._world_size, parallel.collective_timeout_s)
+        self._calls = Rank0Calls(self._processes, rank_groups(parallel), self._device)
         self._lock = threading.Lock()
+        self._joined = False
 
     @classmethod
     def start(cls, args: EngineArgs, denoisers: Mapping[str, Any], lane: Lane) -> "Ranks":
@@ -75,9 +78,9 @@ class Ranks:
             ranks.close()
             raise
         except Exception as error:
-            ranks.close()
             _logger.exception("the ranks could not be brought together")
-            cause = ranks._processes.fault or short_cause(error)
+            cause = ranks._processes.last_words() or short_cause(error)
+            ranks.close()
             raise ModelLoadFailed(f"{args.model}: parallel_config: {cause}") from None
         return ranks
 
@@ -109,10 +112,11 @@ class Ranks:
 
     def close(self) -> None:
         """End the other ranks; calls of the denoisers fail from here on."""
+        self._processes.dismiss()
+        if self._joined:
+            self._joined = False
+            self._leave()
         self._processes.close()
-        # NCCL would wait for ranks that are gone.
-        if dist.is_initialized() and (self._processes.fault is None or self._device.type == "cpu"):
-            dist.destroy_process_group()
 
     def _open(self) -> None:
         store = open_store(self._world_size)
@@ -136,20 +140,26 @@ class Ranks:
                     denoisers=described,
                 )
             )
-        self._processes.await_all(LOADED)
+        self._processes.await_all(LOADED, patient=True)
         self._processes.tell(JOIN)
         self._processes.watch_ends()
-        self._lane.submit(self._join, store).result()
+        self._processes.await_own(self._lane.submit(self._join, store))
+        self._joined = True
         self._processes.await_all(READY)
         for name, module in self._denoisers.items():
             self._mirror(name, module)
 
     def _join(self, store: Any) -> None:
-        parallel = self._args.parallel_config
-        join_group(0, self._world_size, store.port, self._device, store)
-        mesh = open_mesh(self._device, parallel)
-        for module in self._denoisers.values():
-            share_sequence(module, parallel, mesh)
+        meet(0, self._args.parallel_config, store.port, self._denoisers, store)
+
+    def _leave(self) -> None:
+        """Leave the other ranks, which have been told to leave too."""
+        if self._processes.fault is not None and self._device.type == "cuda":
+            return  # NCCL would wait for ranks that are gone
+        try:
+            self._lane.submit(dist.destroy_process_group).result(_LEAVE_S)
+        except (TimeoutError, RuntimeError) as error:
+            _logger.warning("the ranks were left as they are: %s", short_cause(error))
 
     def _mirror(self, name: str, module: Any) -> None:
         forward, calls = module.forward, self._calls

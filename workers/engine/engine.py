@@ -82,8 +82,12 @@ class Engine:
         settings = plan.stage.engine_args.pipeline
         abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
         chunk = DeviceChunk.open(pipe, plan)
-        finish_settings(pipe, settings)
-        engine = cls(pipe, abilities, settings, plan.stage.engine_args.max_num_seqs)
+        try:
+            finish_settings(pipe, settings)
+            engine = cls(pipe, abilities, settings, plan.stage.engine_args.max_num_seqs)
+        except BaseException:
+            chunk.close()
+            raise
         engine._chunk = chunk
         return engine
 
