@@ -15,7 +15,8 @@ from api.input_files import input_size
 from api.model_limits import max_pixels
 from configs.errors import FieldError
 from configs.settings import Settings
-from routing.parameters import (
+from routing.parameters import Abilities
+from routing.tasks import (
     FROM_IMAGE_TASKS,
     IMAGE_TO_IMAGE,
     IMAGE_TO_VIDEO,
@@ -23,7 +24,6 @@ from routing.parameters import (
     TEXT_TO_IMAGE,
     TEXT_TO_VIDEO,
     VIDEO_TASKS,
-    Abilities,
 )
 
 

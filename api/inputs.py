@@ -14,7 +14,7 @@ from flask_smorest import Blueprint
 from api.input_files import all_inputs
 from api.service import current_service
 from configs.errors import NotFound
-from routing.parameters import IMAGE_FORMATS, MEDIA_TYPES
+from routing.formats import IMAGE_FORMATS, MEDIA_TYPES
 
 _FILE_SCHEMA = {"type": "string", "format": "binary"}
 

@@ -13,8 +13,8 @@ from flask_smorest import Blueprint
 
 from api.service import Service, current_service
 from configs.errors import NotFound
+from routing.formats import MEDIA_TYPES
 from routing.outcome import Output
-from routing.parameters import MEDIA_TYPES
 from routing.record import Request
 
 _FILE_SCHEMA = {"type": "string", "format": "binary"}

@@ -17,9 +17,10 @@ from api.parameter_checks import MAX_SEED
 from api.task_checks import all_formats
 from configs.settings import Settings
 from routing.outcome import Output, Status
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities
+from routing.parameters import Abilities
 from routing.record import Request, Webhook
 from routing.replica import Replica, ReplicaState
+from routing.tasks import FROM_IMAGE_TASKS, INPAINT
 
 _DIGITS: Final = 3
 

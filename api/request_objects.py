@@ -9,8 +9,8 @@ from marshmallow import Schema, fields, validate
 
 from api.object_fields import ListSchema, number, one_of, text, whole
 from configs.field_types import OneOf
+from routing.formats import OUTPUT_FORMATS
 from routing.outcome import Status
-from routing.parameters import OUTPUT_FORMATS
 from routing.record import Priority
 
 _MAX_PAGE = 100

@@ -40,7 +40,7 @@ from api.lora_field import LoraField
 from configs.errors import FieldError
 from configs.field_types import OneOf
 from configs.refusal import UNKNOWN_KEY
-from routing.parameters import OUTPUT_FORMATS
+from routing.formats import OUTPUT_FORMATS
 from routing.record import WEBHOOK_EVENTS, Priority
 
 _DATA_URL: Final = {"type": "string"}

@@ -12,15 +12,9 @@ from api.catalog import ServedModel
 from api.model_limits import max_frames
 from configs.errors import FieldError
 from configs.settings import Settings
-from routing.parameters import (
-    IMAGE_FORMATS,
-    IMAGE_TASKS,
-    IMAGE_TO_IMAGE,
-    IMAGE_TO_VIDEO,
-    VIDEO_FORMATS,
-    VIDEO_TASKS,
-    Abilities,
-)
+from routing.formats import IMAGE_FORMATS, VIDEO_FORMATS
+from routing.parameters import Abilities
+from routing.tasks import IMAGE_TASKS, IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, VIDEO_TASKS
 
 _MAX_FPS: Final = 120
 _VIDEO_FIELDS: Final = ("num_frames", "fps")

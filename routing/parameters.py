@@ -1,7 +1,7 @@
-"""Generation parameters: everything a client may ask of a pipeline, as one frozen value.
+"""Generation parameters: everything a client may ask of a pipeline, and what a model can do of it.
 
-Knows the names and how they travel as JSON. Does not know their limits (the door checks those
-against a model's abilities) and nothing of Redis, HTTP or torch, so that the engine may use it too.
+Two frozen values and how they travel as JSON. Does not check the one against the other (the door
+does) and knows nothing of Redis, HTTP or torch, so that the engine may use it too.
 """
 
 from __future__ import annotations
@@ -10,33 +10,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
+from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, VIDEO_TASKS
+
 _MOST_WORK: Final = 10**12  # a million waiting ones still add up within 64 bits
 # Schedulers of the second order call the denoiser twice for each step but the last.
 _SECOND_ORDER: Final = frozenset(
-    (
-        *("HeunDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"),
-        *("KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler"),
-    )
+    {
+        "HeunDiscreteScheduler",
+        "FlowMatchHeunDiscreteScheduler",
+        "KDPM2DiscreteScheduler",
+        "KDPM2AncestralDiscreteScheduler",
+    }
 )
-
-TEXT_TO_IMAGE = "text-to-image"
-IMAGE_TO_IMAGE = "image-to-image"
-INPAINT = "inpaint"
-TEXT_TO_VIDEO = "text-to-video"
-IMAGE_TO_VIDEO = "image-to-video"
-TASKS = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_VIDEO, IMAGE_TO_VIDEO)
-IMAGE_TASKS = frozenset({TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT})
-VIDEO_TASKS = frozenset({TEXT_TO_VIDEO, IMAGE_TO_VIDEO})
-FROM_IMAGE_TASKS = frozenset({IMAGE_TO_IMAGE, INPAINT, IMAGE_TO_VIDEO})
-IMAGE_FORMATS = ("png", "jpeg", "webp")
-VIDEO_FORMATS = ("mp4",)
-OUTPUT_FORMATS = (*IMAGE_FORMATS, *VIDEO_FORMATS)
-MEDIA_TYPES = {
-    "png": "image/png",
-    "jpeg": "image/jpeg",
-    "webp": "image/webp",
-    "mp4": "video/mp4",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +122,7 @@ class Parameters:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` wrote; names a newer version added are left out."""
-        known = {field.name for field in fields(cls)}
-        kept = {key: value for key, value in data.items() if key in known}
+        kept = _known(cls, data)
         kept["image"] = tuple(kept.get("image", ()))
         kept["lora"] = tuple(Lora(**each) for each in kept.get("lora", ()))
         return cls(**kept)
@@ -213,8 +197,7 @@ class Abilities:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` wrote; names a newer version added are left out."""
-        known = {field.name for field in fields(cls)}
-        kept = {key: value for key, value in data.items() if key in known}
+        kept = _known(cls, data)
         return cls(
             **{
                 **kept,
@@ -224,3 +207,8 @@ class Abilities:
                 "loras": tuple(kept.get("loras", ())),
             }
         )
+
+
+def _known(cls: type[Parameters | Abilities], data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(cls)}
+    return {name: value for name, value in data.items() if name in names}

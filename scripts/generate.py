@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
-from routing.parameters import MEDIA_TYPES
+from routing.formats import MEDIA_TYPES
 from scripts.console import complain, say
 from scripts.door import Door, NoAnswer, Refused
 from scripts.followed_request import FollowedRequest

@@ -3,7 +3,8 @@
 No time, host, request or replica is among them. Knows no file format.
 """
 
-from routing.parameters import TEXT_TO_IMAGE, Parameters
+from routing.parameters import Parameters
+from routing.tasks import TEXT_TO_IMAGE
 
 Fields = dict[str, str | int | float]
 

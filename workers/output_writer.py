@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from routing.formats import MEDIA_TYPES
 from routing.outcome import Output
 from routing.output_store import OutputStore
-from routing.parameters import MEDIA_TYPES
 from routing.record import Request
 from workers.engine.generation import Generation, Video
 from workers.images import encode

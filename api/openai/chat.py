@@ -24,8 +24,8 @@ from api.openai.objects import ChatAnswerSchema
 from api.openai.pictures import data_url_of
 from api.service import Service, current_service
 from configs.errors import FieldError
-from routing.parameters import TASKS
 from routing.record import Request
+from routing.tasks import TASKS
 
 blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
 

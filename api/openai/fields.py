@@ -19,7 +19,7 @@ from api.input_checks import picked_task
 from api.request_schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.field_types import OneOf
-from routing.parameters import OUTPUT_FORMATS
+from routing.formats import OUTPUT_FORMATS
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"

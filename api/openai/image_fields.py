@@ -14,7 +14,7 @@ from api.openai.fields import IgnoredField, OpenAISchema
 from api.parameter_checks import shown
 from configs.errors import FieldError
 from configs.field_types import OneOf
-from routing.parameters import IMAGE_TASKS
+from routing.tasks import IMAGE_TASKS
 
 BASE64: Final = "b64_json"
 URL: Final = "url"

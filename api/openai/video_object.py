@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from api.openai.measurements import Measurements
 from configs.settings import Settings
+from routing.formats import MEDIA_TYPES
 from routing.outcome import Status
-from routing.parameters import MEDIA_TYPES
 from routing.record import Request
 from routing.registry import Registry
 

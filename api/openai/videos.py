@@ -27,8 +27,8 @@ from api.submission import submit_body
 from configs.errors import FieldError, InvalidRequest, NotFound
 from configs.field_types import OneOf
 from routing.outcome import Status
-from routing.parameters import VIDEO_TASKS
 from routing.record import Request
+from routing.tasks import VIDEO_TASKS
 
 _MAX_PAGE: Final = 100
 _PAGE: Final = 20

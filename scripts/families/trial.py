@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS, Abilities, Parameters
+from routing.parameters import Abilities, Parameters
+from routing.tasks import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS
 from workers.denoiser.merging import Unmergeable, layout
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine, Generation

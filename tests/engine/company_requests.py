@@ -3,13 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from routing.parameters import (
-    FROM_IMAGE_TASKS,
-    IMAGE_TO_IMAGE,
-    INPAINT,
-    TEXT_TO_IMAGE,
-    Parameters,
-)
+from routing.parameters import Parameters
+from routing.tasks import FROM_IMAGE_TASKS, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
 from scripts.families.trial import small_inputs
 from tests.engine.company import TIMEOUT_S
 from workers.engine.engine import Generation

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from routing.parameters import TEXT_TO_IMAGE, Parameters
+from routing.parameters import Parameters
+from routing.tasks import TEXT_TO_IMAGE
 from scripts.families.catalog import save_family
 from scripts.families.trial import small_request
 from tests.engine.company import TIMEOUT_S, Company, difference

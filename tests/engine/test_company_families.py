@@ -8,14 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from routing.parameters import (
-    IMAGE_TO_IMAGE,
-    IMAGE_TO_VIDEO,
-    INPAINT,
-    TEXT_TO_IMAGE,
-    TEXT_TO_VIDEO,
-    Parameters,
-)
+from routing.parameters import Parameters
+from routing.tasks import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE, TEXT_TO_VIDEO
 from scripts.families.catalog import save_family
 from scripts.families.trial import pixels, small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, difference

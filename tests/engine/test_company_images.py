@@ -6,12 +6,8 @@ import pytest
 from diffusers import FluxImg2ImgPipeline, FluxKontextPipeline
 from PIL import Image
 
-from routing.parameters import (
-    IMAGE_TO_IMAGE,
-    INPAINT,
-    TEXT_TO_IMAGE,
-    Parameters,
-)
+from routing.parameters import Parameters
+from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
 from tests.engine.company import Company, difference
 from tests.engine.company_requests import inputs_for, of_task, results, several_outputs
 from tests.engine.conftest import MakeParameters

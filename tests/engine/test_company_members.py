@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from configs.errors import GenerationFailed, NonFiniteOutput
-from routing.parameters import TEXT_TO_IMAGE, Parameters
+from routing.parameters import Parameters
+from routing.tasks import TEXT_TO_IMAGE
 from scripts.families.catalog import save_family
 from scripts.families.trial import small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference

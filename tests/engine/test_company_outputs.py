@@ -7,12 +7,8 @@ import pytest
 import torch
 
 from configs.errors import NonFiniteOutput
-from routing.parameters import (
-    IMAGE_TO_IMAGE,
-    INPAINT,
-    TEXT_TO_IMAGE,
-    Parameters,
-)
+from routing.parameters import Parameters
+from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
 from scripts.families.trial import pixels
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.company_requests import OUTPUTS, TASKS, of_task, results, several_outputs

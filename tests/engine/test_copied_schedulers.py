@@ -13,7 +13,7 @@ from diffusers import (
     SkyReelsV2Transformer3DModel,
 )
 
-from routing.parameters import TEXT_TO_VIDEO
+from routing.tasks import TEXT_TO_VIDEO
 from scripts.families.trial import Watcher, pixels, small_request
 from scripts.families.wan import wan
 from tests.engine.conftest import count_decodes, plan

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from configs.pipeline_settings import PipelineSettings
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Lora, Parameters
+from routing.parameters import Lora, Parameters
+from routing.tasks import IMAGE_TO_IMAGE, INPAINT
 from tests.engine.conftest import plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder

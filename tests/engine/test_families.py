@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from configs.errors import GenerationFailed
-from routing.parameters import (
+from routing.parameters import Parameters
+from routing.tasks import (
     IMAGE_TO_IMAGE,
     IMAGE_TO_VIDEO,
     INPAINT,
     TEXT_TO_IMAGE,
     TEXT_TO_VIDEO,
     VIDEO_TASKS,
-    Parameters,
 )
 from scripts.families.catalog import FAMILIES, save_family
 from scripts.families.trial import Watcher, pixels, small_inputs, small_request, together

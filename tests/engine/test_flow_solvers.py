@@ -25,7 +25,8 @@ from diffusers import (
 )
 
 from configs.errors import GenerationFailed
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Parameters
+from routing.parameters import Parameters
+from routing.tasks import IMAGE_TO_IMAGE, INPAINT
 from scripts.families.catalog import save_family
 from scripts.families.trial import (
     Watcher,

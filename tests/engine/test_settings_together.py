@@ -10,7 +10,8 @@ import torch
 from diffusers.quantizers.gguf.utils import GGUFParameter
 
 from configs.pipeline_settings import PipelineSettings, Quantization
-from routing.parameters import TEXT_TO_IMAGE, Lora, Parameters
+from routing.parameters import Lora, Parameters
+from routing.tasks import TEXT_TO_IMAGE
 from scripts.families.catalog import save_family
 from scripts.families.trial import Watcher, pixels, small_request, together
 from tests.engine.conftest import patient, plan

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from routing.parameters import IMAGE_FORMATS, Lora, Parameters
+from routing.formats import IMAGE_FORMATS
+from routing.parameters import Lora, Parameters
 from workers.images import encode
 
 PARAMETERS = Parameters(

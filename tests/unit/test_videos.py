@@ -8,7 +8,8 @@ import av
 import numpy as np
 import pytest
 
-from routing.parameters import TEXT_TO_VIDEO, Parameters
+from routing.parameters import Parameters
+from routing.tasks import TEXT_TO_VIDEO
 from workers.engine.generation import Video
 from workers.videos import encode_video
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import ModelLoadFailed
-from routing.parameters import FROM_IMAGE_TASKS, Abilities
+from routing.parameters import Abilities
+from routing.tasks import FROM_IMAGE_TASKS
 from workers.engine.noise_schedulers import from_first_step, offered_schedulers
 from workers.engine.pipeline_arguments import arguments_of, default_of
 from workers.engine.pipeline_tasks import task_classes

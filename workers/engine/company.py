@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from routing.parameters import FROM_IMAGE_TASKS, Parameters
+from routing.parameters import Parameters
+from routing.tasks import FROM_IMAGE_TASKS
 from workers.engine.inputs import Inputs
 from workers.engine.pipeline_arguments import (
     ONE_IMAGE_FOR_ALL,

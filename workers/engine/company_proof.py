@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Parameters
+from routing.parameters import Parameters
+from routing.tasks import FROM_IMAGE_TASKS, INPAINT
 from workers.engine.generation import Generation
 from workers.engine.inputs import Inputs
 from workers.engine.observer import Interrupted, SilentObserver

@@ -9,7 +9,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 from configs.errors import GenerationFailed
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from routing.parameters import Abilities, Parameters
+from routing.tasks import FROM_IMAGE_TASKS, INPAINT
 from workers.engine.company import company_arguments, company_of, takes_company
 from workers.engine.inputs import Inputs
 from workers.engine.noise_schedulers import made_scheduler

@@ -13,13 +13,7 @@ from typing import Any
 import diffusers
 
 from configs.errors import ModelLoadFailed
-from routing.parameters import (
-    IMAGE_TO_IMAGE,
-    IMAGE_TO_VIDEO,
-    INPAINT,
-    TEXT_TO_IMAGE,
-    TEXT_TO_VIDEO,
-)
+from routing.tasks import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE, TEXT_TO_VIDEO
 from workers.engine.pipeline_arguments import FRAME_COUNTS, arguments_of
 
 # What a call may require; anything else no client can give.

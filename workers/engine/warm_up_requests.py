@@ -10,7 +10,8 @@ from PIL import Image
 
 from configs.errors import ModelLoadFailed
 from configs.pipeline_settings import WarmupShape
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from routing.parameters import Abilities, Parameters
+from routing.tasks import FROM_IMAGE_TASKS, INPAINT
 from workers.engine.inputs import Inputs
 
 _STEPS = 2
