@@ -10,7 +10,8 @@ from typing import Any
 from flask_smorest import Blueprint
 
 from api.model_objects import ModelListSchema
-from api.presentation import list_object, model_object
+from api.model_presentation import model_object
+from api.presentation import list_object
 from api.service import current_service
 
 blueprint = Blueprint("models", __name__, description="What can be asked for.")

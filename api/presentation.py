@@ -1,4 +1,4 @@
-"""Records as clients see them: requests, replicas and models as the objects of the contract.
+"""Records as clients see them: requests and replicas as the objects of the contract.
 
 Times are seconds since the epoch, durations seconds. URLs are paths, so that they hold behind any
 proxy. Does not read anything itself.
@@ -10,17 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from api.catalog import ServedModel
 from api.input_files import all_inputs
-from api.model_limits import max_frames, max_pixels
-from api.parameter_checks import MAX_SEED
-from api.task_checks import all_formats
-from configs.settings import Settings
 from routing.outcome import Output, Status
-from routing.parameters import Abilities
 from routing.record import Request, Webhook
-from routing.replica import Replica, ReplicaState
-from routing.tasks import FROM_IMAGE_TASKS, INPAINT
+from routing.replica import Replica
 
 _DIGITS: Final = 3
 
@@ -92,69 +85,6 @@ def replica_object(replica: Replica) -> dict[str, Any]:
         "device_memory_bytes": beat.device_memory_bytes,
         "error": beat.error,
     }
-
-
-def model_object(
-    model: ServedModel, replicas: Sequence[Replica], settings: Settings
-) -> dict[str, Any]:
-    """Return a model as OpenAI lists it, with what it can do; `replicas` are those that have it."""
-    abilities = model.abilities
-    ready = [replica for replica in replicas if replica.state is ReplicaState.READY]
-    video = abilities.default_frames is not None
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": int(min((replica.heartbeat.started_at for replica in replicas), default=0)),
-        "owned_by": "diffusion-replicas",
-        "ready_replicas": len(ready),
-        "tasks": list(abilities.tasks),
-        "size_multiple": abilities.size_multiple,
-        "schedulers": list(abilities.schedulers),
-        "full_run_schedulers": list(abilities.full_run_schedulers),
-        "loras": list(abilities.loras),
-        "frames_step": abilities.frames_step if video else None,
-        "output_formats": all_formats(abilities),
-        "takes": {
-            "negative_prompt": abilities.negative_prompt,
-            "guidance_scale": abilities.guidance_scale,
-            "true_cfg_scale": abilities.true_cfg_scale,
-            "image": bool(FROM_IMAGE_TASKS & set(abilities.tasks)),
-            "mask_image": INPAINT in abilities.tasks,
-            "strength": abilities.strength,
-            "num_frames": video,
-            "fps": video,
-            "preview": abilities.preview,
-        },
-        "limits": {
-            "max_pixels": max_pixels(model, settings),
-            "num_inference_steps": settings.max_steps,
-            "num_outputs_per_prompt": settings.max_outputs,
-            "images": abilities.max_images,
-            "num_frames": max_frames(model, settings) if video else None,
-            "video_pixels": settings.max_video_pixels if video else None,
-            "prompt_characters": settings.max_prompt_chars,
-            "prompt_tokens": abilities.max_prompt_tokens,
-            "seed": MAX_SEED,
-        },
-        "defaults": {
-            **model.defaults,
-            "width": abilities.default_width,
-            "height": abilities.default_height,
-            "num_inference_steps": abilities.default_steps,
-            "guidance_scale": abilities.default_guidance_scale,
-            **_default_parts(abilities),
-        },
-    }
-
-
-def _default_parts(abilities: Abilities) -> dict[str, Any]:
-    """The defaults of what only some models take."""
-    parts = {
-        "strength": abilities.default_strength,
-        "num_frames": abilities.default_frames,
-        "fps": abilities.default_fps,
-    }
-    return {name: value for name, value in parts.items() if value is not None}
 
 
 def list_object(data: Sequence[Any], *, has_more: bool = False) -> dict[str, Any]:

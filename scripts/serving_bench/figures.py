@@ -56,17 +56,21 @@ def figures(measured: Measurement, options: Options) -> dict[str, Any]:
         "warmup_requests": measured.warmup_requests,
         "parameters": dict(options.parameters),
         "seed": options.seed,
-        "environment": {
-            "started_at": measured.started_at.isoformat(timespec="seconds"),
-            "client_cpu_share": measured.client_cpu_share,
-            "load_average": list(measured.load),
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        },
+        "environment": _environment(measured),
         "requests": [_row(one, measured.epoch_s) for one in measured.outcomes],
     }
     rounded: dict[str, Any] = _rounded(document)
     return rounded
+
+
+def _environment(measured: Measurement) -> dict[str, Any]:
+    return {
+        "started_at": measured.started_at.isoformat(timespec="seconds"),
+        "client_cpu_share": measured.client_cpu_share,
+        "load_average": list(measured.load),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
