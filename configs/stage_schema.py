@@ -91,8 +91,8 @@ class SamplingParamsSchema(SectionSchema):
     section = "under default_sampling_params"
 
     num_inference_steps = Whole(1, 100_000, "steps")
-    guidance_scale = Number(0, 100, "guidance weight")
-    true_cfg_scale = Number(0, 100, "guidance weight")
+    guidance_scale = Number(0, 100, "guidance scale")
+    true_cfg_scale = Number(0, 100, "guidance scale")
     strength = Number(0, 1, "share of the steps")
     width = Whole(8, 65_536, "pixels")
     height = Whole(8, 65_536, "pixels")

@@ -18,7 +18,7 @@ _MOST: Final = 1000  # that wait to be sent: what is beyond is made good by the 
 _LAST_S: Final = 1.0
 _logger = logging.getLogger(__name__)
 
-_Job = tuple[Callable[[], bool], Future[bool]]
+_Sending = tuple[Callable[[], bool], Future[bool]]
 
 
 class Sender:
@@ -26,7 +26,7 @@ class Sender:
 
     def __init__(self) -> None:
         """Start nothing yet, so that a process may fork."""
-        self._jobs: Queue[_Job | None] = Queue(_MOST)
+        self._unsent: Queue[_Sending | None] = Queue(_MOST)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -34,7 +34,7 @@ class Sender:
         """Have ``send`` called; return what it will return, or False where too much waits."""
         promised: Future[bool] = Future()
         try:
-            self._jobs.put_nowait((send, promised))
+            self._unsent.put_nowait((send, promised))
         except Full:
             promised.set_result(False)
         with self._lock:
@@ -48,16 +48,16 @@ class Sender:
         """Give up what waits to be sent, and end once what is being sent is."""
         try:
             while True:
-                self._jobs.get_nowait()
+                self._unsent.get_nowait()
         except Empty:
             pass
-        self._jobs.put(None)
+        self._unsent.put(None)
         if self._thread is not None:
             self._thread.join(_LAST_S)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            send, promised = job
+        while (each := self._unsent.get()) is not None:
+            send, promised = each
             try:
                 promised.set_result(send())
             except Exception as error:

@@ -71,16 +71,16 @@ def draw_samples(pipeline: Any, specs: Sequence[Spec], how: Sampling) -> list[Sa
     """One picture per spec, the seed being its index, each read back."""
     samples = []
     for start in range(0, len(specs), BATCH):
-        chunk = specs[start : start + BATCH]
+        batch = specs[start : start + BATCH]
         images = pipeline(
-            [caption(spec) for spec in chunk],
+            [caption(spec) for spec in batch],
             num_inference_steps=how.steps,
             guidance_scale=how.guidance,
-            generator=[torch.Generator().manual_seed(start + i) for i in range(len(chunk))],
+            generator=[torch.Generator().manual_seed(start + i) for i in range(len(batch))],
         ).images
         samples += [
             Sample(spec, image, check_picture(image, spec))
-            for spec, image in zip(chunk, images, strict=True)
+            for spec, image in zip(batch, images, strict=True)
         ]
     return samples
 

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from routing.replica import ReplicaState
-from workers.heartbeat import Heartbeat
+from workers.heartbeat import HeartbeatThread
 from workers.replica_mark import ReplicaMark
 from workers.run import Run, Stop
 
@@ -55,7 +55,7 @@ class Demise:
             self.runner.stop_all(Stop.LOST)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def lose_device(self, why: str, runner: Runner, heartbeat: Heartbeat) -> None:
+    def lose_device(self, why: str, runner: Runner, heartbeat: HeartbeatThread) -> None:
         """Leave the rotation, and end once the other runs have been handed back too."""
         if self._mark.error is None:
             self._mark.error = f"{why}; the process was ended"
@@ -66,7 +66,7 @@ class Demise:
                 target=self._end_without_device, args=(runner, heartbeat), name="end", daemon=True
             ).start()
 
-    def _end_without_device(self, runner: Runner, heartbeat: Heartbeat) -> None:
+    def _end_without_device(self, runner: Runner, heartbeat: HeartbeatThread) -> None:
         # Looked at, and not told: the runs end in threads that may hang in the device.
         deadline = time.monotonic() + _LAST_RUNS_S
         while runner.runs and time.monotonic() < deadline:

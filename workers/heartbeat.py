@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from routing.registry import Drain, Registry, Standing
-from routing.replica import Heartbeat as Mark
-from routing.replica import ReplicaState
+from routing.replica import Heartbeat, ReplicaState
 
 _logger = logging.getLogger(__name__)
 
@@ -47,13 +46,13 @@ class Reactions:
     superseded: Callable[[], None]
 
 
-class Heartbeat:
+class HeartbeatThread:
     """Writes the mark that ``mark`` returns, every ``every_s`` seconds."""
 
     def __init__(
         self,
         registry: Registry,
-        mark: Callable[[], Mark],
+        mark: Callable[[], Heartbeat],
         every_s: float,
         reactions: Reactions,
     ) -> None:

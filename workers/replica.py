@@ -17,12 +17,11 @@ from configs.stages import ReplicaPlan
 from routing.claims import Claims
 from routing.connection import connect
 from routing.registry import Model
-from routing.replica import Heartbeat as Mark
-from routing.replica import ReplicaState
+from routing.replica import Heartbeat, ReplicaState
 from routing.router import Router
 from workers.demise import Demise
 from workers.draining import Draining
-from workers.heartbeat import Heartbeat, Reactions
+from workers.heartbeat import HeartbeatThread, Reactions
 from workers.replica_mark import ReplicaMark
 from workers.reporter import Reporter
 from workers.run import Run, Stop
@@ -74,7 +73,7 @@ class Replica:
         self._runner: Runner | None = None
         self._demise = Demise(plan.name, self._own)
         self._draining = Draining(plan.name, self._own, settings.drain_s)
-        self._heartbeat = Heartbeat(
+        self._heartbeat = HeartbeatThread(
             self._router.registry,
             self._mark,
             settings.heartbeat_s,
@@ -188,7 +187,7 @@ class Replica:
     def _runs(self) -> Collection[Run]:
         return self._runner.runs.values() if self._runner else ()
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> Heartbeat:
         if self._runner is None:
             return self._own.taken(None, None)
         return self._own.taken(self._runner.step_s, self._runner.engine.device_memory_bytes())

@@ -1,6 +1,6 @@
 """The playground: one page at `/` that talks to the calls as any other client does.
 
-Serves four files as they are. Does not know the calls, and the page needs nothing from elsewhere.
+Serves its files as they are. Does not know the calls, and the page needs nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 from flask import Blueprint, Response, send_from_directory
 
 _HERE: Final = Path(__file__).parent
+_FILES: Final = "'page.js', 'inputs.js', 'requests.js', 'card.js', 'calls.js', 'page.css'"
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "media-src 'self'; "
@@ -28,7 +29,7 @@ def show() -> Response:
     return response
 
 
-@blueprint.get("/page/<any('page.js', 'inputs.js', 'requests.js', 'page.css'):name>")
+@blueprint.get(f"/page/<any({_FILES}):name>")
 def file(name: str) -> Response:
     """Return a file of the page."""
     return send_from_directory(_HERE, name)

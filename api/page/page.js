@@ -1,8 +1,9 @@
 // The page: the form, the strip of replicas, and what the models allow.
-// A request's own card is in requests.js.
+// The requests below the form are in requests.js.
 
+import { call } from "./calls.js";
 import { followImage, readInputs, reuseInputs, showFields, startInputs } from "./inputs.js";
-import { call, showRequest, startRequests } from "./requests.js";
+import { showRequest, startRequests } from "./requests.js";
 
 const REPLICAS_EVERY_MS = 2000;
 const NUMBERS = ["width", "height", "num_inference_steps", "guidance_scale", "num_outputs_per_prompt", "num_frames", "fps"];
