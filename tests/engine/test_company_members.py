@@ -1,6 +1,9 @@
 """Requests of one company stay requests of their own: each is canceled, guided and fails alone."""
 
+import contextlib
 import copy
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from scripts.families.trial import small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.company_requests import PROMPTS, one_output_each
 from tests.engine.conftest import MakeParameters, plan
+from tests.engine.living_tensors import growth
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
+from tests.waiting import wait_until
 from workers.denoiser.batch_lesson import BatchLesson
 from workers.engine.observer import Interrupted
 from workers.engine.pipeline_loader import load_pipeline
@@ -70,6 +75,30 @@ def test_when_all_are_canceled_nothing_goes_on(company: Company, asked: list[Par
             each.result(TIMEOUT_S)
     assert company.decoded == []
     assert company.engine.generate(asked[0], Recorder()).steps == 6
+
+
+@pytest.mark.parametrize("stops", [(1, 1, 1, 1), (9, 2, 9, 9), (6, 6, 6, 6)])
+def test_a_company_leaves_no_tensor_behind_that_only_the_garbage_collector_finds(
+    company: Company, asked: list[Parameters], stops: Sequence[int]
+):
+    def generate(index: int) -> None:
+        with company.engine.request_coming(), contextlib.suppress(Interrupted):
+            company.engine.generate(asked[index], Canceler(stops[index]))
+
+    def run() -> None:
+        for each in [company.pool.submit(generate, index) for index in range(4)]:
+            each.result(TIMEOUT_S)
+        # A request may have its answer before its company's thread is at its end.
+        wait_until(_no_company, TIMEOUT_S, "the company")
+
+    for _ in range(16):  # after which previews have learnt enough
+        company.engine.generate(asked[0].with_changes({"num_inference_steps": 1}), Recorder())
+    run()
+    assert growth(run) == 0
+
+
+def _no_company() -> bool:
+    return not any(each.name == "company" for each in threading.enumerate())
 
 
 def test_one_changes_its_guidance_among_the_others(company: Company, asked: list[Parameters]):

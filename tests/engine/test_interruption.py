@@ -1,14 +1,13 @@
 """Runs that are watched, stopped and steered between two steps."""
 
 import contextlib
-import gc
 import threading
 from typing import Any
 
 import pytest
-import torch
 
 from tests.engine.conftest import MakeParameters, count_decodes
+from tests.engine.living_tensors import growth
 from tests.engine.recorder import Recorder
 from workers.engine.engine import Engine
 from workers.engine.observer import Interrupted
@@ -123,15 +122,40 @@ def test_a_run_leaves_no_tensor_behind_that_only_the_garbage_collector_finds(
             own_engine.generate(parameters(scheduler=scheduler), Recorder(stop_at=stop_at))
 
     run()
-    gc.collect()
-    gc.disable()
+    assert growth(run) == 0
+
+
+def test_a_run_that_waits_for_its_turn_to_decode_can_be_interrupted(
+    own_engine: Engine, pipe: Any, parameters: MakeParameters
+):
+    decodes = count_decodes(pipe)
+    is_there, may_go_on = threading.Event(), threading.Event()
+
+    class Holder(Recorder):
+        def on_step(self, step: int, steps: int):
+            super().on_step(step, steps)
+            is_there.set()
+            assert may_go_on.wait(timeout=30)
+
+    class Waiter(Recorder):
+        def on_step(self, step: int, steps: int):
+            if step == 1:
+                holder.start()
+            # It has the turn from now on, and keeps it.
+            assert step == 0 or is_there.wait(timeout=30)
+            super().on_step(step, steps)
+            if len(self.calls) > len(WHOLE_WAY) + 1:
+                raise Interrupted("canceled")
+
+    holder = threading.Thread(target=own_engine.generate, args=(parameters(), Holder()))
+    waiter = Waiter()
     try:
-        before = living_tensors()
-        run()
-        assert living_tensors() == before
+        with pytest.raises(Interrupted):
+            own_engine.generate(parameters(), waiter)
+        assert waiter.calls == [*WHOLE_WAY, (STEPS, STEPS), (STEPS, STEPS)]
+        assert decodes == []
     finally:
-        gc.enable()
-
-
-def living_tensors() -> int:
-    return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+        may_go_on.set()
+        holder.join(timeout=30)
+    assert len(decodes) == 1
+    assert own_engine.requests_waiting == 0

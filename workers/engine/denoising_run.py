@@ -119,8 +119,11 @@ class DenoisingRun:
                     last_words = error
                     seat.end(error=error)
             self._member.present[index] = not seat.ended
-        if not any(self._member.present):
-            raise last_words or Interrupted("nobody is left")
+        try:
+            if not any(self._member.present):
+                raise last_words or Interrupted("nobody is left")
+        finally:
+            del last_words  # which its traceback would keep, with the tensors of the run
 
     def before_forward(self) -> None:
         """Note a call of the denoiser; the first one ends the encoding."""
