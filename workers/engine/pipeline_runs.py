@@ -18,6 +18,7 @@ from routing.parameters import Abilities
 from workers.denoiser.attention_signatures import note_signatures
 from workers.denoiser.failure_cause import short_cause
 from workers.denoiser.member import Member
+from workers.denoiser.module_lookups import note_parts
 from workers.denoiser.rendezvous import Rendezvous
 from workers.denoiser.stateful_hooks import forget_state, has_stateful_hooks
 from workers.devices.device_chunk import denoisers
@@ -82,6 +83,7 @@ class PipelineRuns:
             denoiser.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             if settings.diffusion_compile_granularity == "none":  # compiled code asks nothing
                 note_signatures(denoiser)
+                note_parts(denoiser)
         # After the rendezvous, since pipelines of other tasks may copy the denoiser as it is.
         self._copies = PipelineCopies(pipe, abilities)
 
