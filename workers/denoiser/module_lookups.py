@@ -1,4 +1,4 @@
-"""The parts of a denoiser's modules, found at once.
+"""The parts of a pipeline's modules, found at once.
 
 Torch keeps a module's parts in a dictionary of their own, where Python looks after it has looked
 everywhere else; and a dropout asks in each call whether there is training. On a denoiser whose

@@ -79,11 +79,14 @@ class PipelineRuns:
         self._parts = [part for denoiser in self._denoisers for part in denoiser.modules()]
         self.rendezvous = Rendezvous(self._denoisers)
         self.rendezvous.switch = self.adapters.set_denoisers
+        compiled = settings.diffusion_compile_granularity != "none"  # such code asks nothing
         for denoiser in self._denoisers:
             denoiser.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-            if settings.diffusion_compile_granularity == "none":  # compiled code asks nothing
+            if not compiled:
                 note_signatures(denoiser)
-                note_parts(denoiser)
+        for part in pipe.components.values():
+            if isinstance(part, torch.nn.Module) and not (compiled and part in self._denoisers):
+                note_parts(part)
         # After the rendezvous, since pipelines of other tasks may copy the denoiser as it is.
         self._copies = PipelineCopies(pipe, abilities)
 
@@ -109,9 +112,10 @@ class PipelineRuns:
             if len(company) == 1:
                 return self._run(pipe, company)[0]
             if company:
-                # In a thread of its own, which no request's end ends.
+                # In a thread of its own, which no request's end ends. The process waits for it to
+                # end: a thread that is cut off inside torch aborts the process.
                 threading.Thread(
-                    target=self._run_company, args=(pipe, company), name="company", daemon=True
+                    target=self._run_company, args=(pipe, company), name="company", daemon=False
                 ).start()
             generation = seat.result()
             if generation is not None:

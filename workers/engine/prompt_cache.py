@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from workers.engine.method_signatures import signature_of
+
 _PLAIN = (str, int, float, bool, type(None), torch.device, torch.dtype)
 
 
@@ -43,7 +45,7 @@ class PromptCache:
         if not self._most_bytes or not hasattr(pipe, "encode_prompt"):
             return
         encode = pipe.encode_prompt
-        signature = _signature(encode)
+        signature = signature_of(encode)
         if inspect.ismethod(encode):
             # Weakly: a pipeline that holds itself keeps the tensors of its run.
             encode = functools.partial(_encoded, weakref.ref(pipe), encode.__func__)
@@ -97,18 +99,6 @@ class PromptCache:
 
 def _encoded(pipe: Any, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return encode(pipe(), *args, **kwargs)
-
-
-def _signature(function: Any) -> inspect.Signature:
-    if not inspect.ismethod(function):
-        return inspect.signature(function)
-    return _signature_of_method(function.__func__)
-
-
-@functools.cache
-def _signature_of_method(function: Any) -> inspect.Signature:
-    own = inspect.signature(function)
-    return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 def _key(value: Any) -> Hashable:

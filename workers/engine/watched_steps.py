@@ -1,12 +1,12 @@
 """The step of a noise scheduler, seen by the run that it belongs to. Knows no runs."""
 
-import functools
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from workers.engine.method_signatures import method_signature
 
 
 def watch_steps(
@@ -53,13 +53,6 @@ class _Watch:
         return result
 
 
-@functools.cache
-def _signature(step: Callable[..., Any]) -> inspect.Signature:
-    """That of the method of an object."""
-    own = inspect.signature(step)
-    return own.replace(parameters=list(own.parameters.values())[1:])
-
-
 class _WatchedStep:
     """Stands as `step` on one scheduler, and on a copy of it as the copy's own."""
 
@@ -67,7 +60,7 @@ class _WatchedStep:
         step = type(scheduler).step
         # The pipelines look at the signature to decide whether to pass `generator` and `eta`: a
         # wrapper that hides it would drop the seeds without a word.
-        self.__signature__ = _signature(step)
+        self.__signature__ = method_signature(step)
         # Weakly, for together they would keep a scheduler's tensors until they are collected.
         self._scheduler = weakref.ref(scheduler)
         self._step, self._watch = step, watch
