@@ -15,17 +15,22 @@ def z_image() -> Any:
         vae=vae(16, shift_factor=0.1159, scaling_factor=0.3611),
         text_encoder=_qwen3(),
         tokenizer=byte_tokenizer(),
-        transformer=ZImageTransformer2DModel(
-            in_channels=16,
-            dim=48,
-            n_layers=1,
-            n_refiner_layers=1,
-            n_heads=3,
-            n_kv_heads=3,
-            cap_feat_dim=16,
-            axes_dims=[4, 6, 6],
-            axes_lens=[2048, 64, 64],
-        ),
+        transformer=z_image_transformer(),
+    )
+
+
+def z_image_transformer() -> Any:
+    """The denoiser of Z-Image."""
+    return ZImageTransformer2DModel(
+        in_channels=16,
+        dim=48,
+        n_layers=1,
+        n_refiner_layers=1,
+        n_heads=3,
+        n_kv_heads=3,
+        cap_feat_dim=16,
+        axes_dims=[4, 6, 6],
+        axes_lens=[2048, 64, 64],
     )
 
 

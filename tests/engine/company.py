@@ -15,6 +15,7 @@ from scripts.families.trial import pixels
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
+from workers.denoiser.batch_lesson import BatchLesson
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine, Generation
 from workers.engine.inputs import Inputs
@@ -74,6 +75,19 @@ class Company:
 
     def _wait_as(self, number: int) -> bool:
         return self.engine.requests_waiting == number
+
+    def count_rows(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """Return a list to which the rows of each forward of the denoiser are added from now on."""
+        rows: list[int] = []
+        forward = self.pipe.unet.conv_in.forward
+
+        def counted(sample: torch.Tensor):
+            rows.append(len(sample))
+            return forward(sample)
+
+        monkeypatch.setattr(self.pipe.unet.conv_in, "forward", counted)
+        monkeypatch.setattr(BatchLesson, "doubts", lambda *_: False)  # which would count rows again
+        return rows
 
     def spoil(self, monkeypatch: pytest.MonkeyPatch, row: int, of: int) -> None:
         """Have one row be NaN in the latents of a start of so many rows."""

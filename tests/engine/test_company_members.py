@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from configs.errors import GenerationFailed, NonFiniteOutput
 from routing.parameters import Parameters
@@ -22,7 +21,6 @@ from tests.engine.living_tensors import growth
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.denoiser.batch_lesson import BatchLesson
 from workers.engine.observer import Interrupted
 from workers.engine.pipeline_loader import load_pipeline
 
@@ -42,15 +40,7 @@ def test_one_that_is_canceled_leaves_at_the_next_step_and_is_not_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ):
     alone = company.alone(asked)
-    rows: list[int] = []
-    forward = company.pipe.unet.conv_in.forward
-
-    def counted(sample: torch.Tensor):
-        rows.append(len(sample))
-        return forward(sample)
-
-    monkeypatch.setattr(company.pipe.unet.conv_in, "forward", counted)
-    monkeypatch.setattr(BatchLesson, "doubts", lambda *_: False)  # which would count rows again
+    rows = company.count_rows(monkeypatch)
     gate = Gate()
 
     # Held until the canceled one is seen to be over.

@@ -15,7 +15,6 @@ from tests.engine.company_requests import OUTPUTS, TASKS, of_task, results, seve
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
-from workers.denoiser.batch_lesson import BatchLesson
 from workers.engine.observer import Interrupted
 from workers.engine.pipeline_loader import load_pipeline
 
@@ -58,15 +57,7 @@ def test_one_that_is_canceled_takes_all_its_rows_along(
 ):
     asked, inputs = of_task(asked, task)
     alone = company.alone(asked, inputs)
-    rows: list[int] = []
-    forward = company.pipe.unet.conv_in.forward
-
-    def counted(sample: torch.Tensor):
-        rows.append(len(sample))
-        return forward(sample)
-
-    monkeypatch.setattr(company.pipe.unet.conv_in, "forward", counted)
-    monkeypatch.setattr(BatchLesson, "doubts", lambda *_: False)  # which would count rows again
+    rows = company.count_rows(monkeypatch)
     gate = Gate()
     watchers: list[Any] = [Last(gate) for _ in asked]
     watchers[who] = Canceler(at=2)

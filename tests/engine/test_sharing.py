@@ -12,11 +12,11 @@ import torch
 from diffusers import (
     EulerAncestralDiscreteScheduler,
     HeunDiscreteScheduler,
-    ZImageTransformer2DModel,
 )
 
 from configs.errors import NonFiniteOutput
 from routing.parameters import Parameters
+from scripts.families.z_image import z_image_transformer
 from tests.engine.conftest import TIMEOUT_S, MakeParameters, patient
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES
@@ -221,17 +221,7 @@ def test_families_make_what_their_unmodified_pipelines_make(name: str):
 
 def test_lists_of_samples_as_many_as_channels_share_a_forward_of_a_real_transformer():
     torch.manual_seed(0)
-    transformer = ZImageTransformer2DModel(
-        in_channels=16,
-        dim=48,
-        n_layers=1,
-        n_refiner_layers=1,
-        n_heads=3,
-        n_kv_heads=3,
-        cap_feat_dim=16,
-        axes_dims=[4, 6, 6],
-        axes_lens=[64, 32, 32],
-    )
+    transformer = z_image_transformer()
     calls = [
         (
             [torch.randn(16, 1, 4, 4) for _ in range(8)],

@@ -1,4 +1,4 @@
-"""Pictures as the tests of the API send them, and a model that takes them."""
+"""Pictures as the tests of the API send them, and models that take them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from tests.pictures import picture
 EDITING = replace(
     ABILITIES, tasks=("text-to-image", "image-to-image", "inpaint"), max_images=2, strength=True
 )
-
+VIDEO = replace(
+    ABILITIES,
+    tasks=("text-to-video", "image-to-video"),
+    max_images=1,
+    default_frames=9,
+    frames_step=4,
+    max_frames=81,
+    default_fps=8.0,
+)
 
 RED, BLUE = picture(48, 32), picture(48, 32, color="blue")
 

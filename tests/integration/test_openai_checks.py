@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from werkzeug.test import TestResponse
 
 from tests.integration.api_world import (
-    ABILITIES,
     Door,
     PlayedReplica,
     body_of,
     error_of,
     wrong_fields,
 )
-from tests.integration.image_inputs import EDITING, RED
+from tests.integration.image_inputs import EDITING, RED, VIDEO
 from tests.pictures import data_url, picture
 
-VIDEO = replace(
-    ABILITIES,
-    tasks=("text-to-video", "image-to-video"),
-    max_images=1,
-    default_frames=9,
-    frames_step=4,
-    max_frames=33,
-    default_fps=8.0,
-)
 ROUTES = ("generations", "edits", "chat", "native")
 
 

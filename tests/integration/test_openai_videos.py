@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from werkzeug.test import TestResponse
 
 from tests.integration.api_world import (
-    ABILITIES,
     PIXELS,
     Door,
     PlayedReplica,
@@ -18,18 +16,9 @@ from tests.integration.api_world import (
     error_of,
     wrong_fields,
 )
+from tests.integration.image_inputs import VIDEO
 from tests.integration.spec import Spec
 from tests.pictures import data_url, picture
-
-VIDEO = replace(
-    ABILITIES,
-    tasks=("text-to-video", "image-to-video"),
-    max_images=1,
-    default_frames=9,
-    frames_step=4,
-    max_frames=81,
-    default_fps=8.0,
-)
 
 
 @pytest.fixture
