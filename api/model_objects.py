@@ -1,6 +1,6 @@
 """The schemas of models, and of whether they are served.
 
-`api/presentation.py` makes the values.
+`api/model_presentation.py` makes the values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The formats of output files, by the names that requests use, and their media types."""
+"""The formats of output files, by the names that requests use, and their media types.
+
+Does not know how a file is made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tasks of pipelines, in the words of the field, and what each of them needs and makes."""
+"""The tasks of pipelines, in the words of the field, and what each of them needs and makes.
+
+Does not know which model can do which.
+"""
 
 from __future__ import annotations
 

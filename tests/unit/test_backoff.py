@@ -1,3 +1,5 @@
+"""The pauses between the starts of a part: longer while it keeps failing, short again after."""
+
 from __future__ import annotations
 
 from scripts.launcher.backoff import Backoff
