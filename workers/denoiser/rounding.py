@@ -1,5 +1,6 @@
 """Whether two outputs of a denoiser are the same but for rounding. Knows no calls and no models."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,23 @@ def excess(output: Any, expected: Any) -> float:
     if _make(output) != _make(expected):
         return float("inf")
     return max((_excess(one, other) for one, other in pairs), default=0.0)
+
+
+def spread(output: Any, expected: Any) -> float:
+    """Return the root mean square of the difference of two outputs, in parts of the expected one's.
+
+    They are of the same make.
+    """
+    pairs = list(zip(_tensors(output), _tensors(expected), strict=True))
+    apart = sum(float((a.double() - b.double()).nan_to_num().square().sum()) for a, b in pairs)
+    whole = sum(float(b.double().nan_to_num().square().sum()) for _, b in pairs)
+    return math.sqrt(apart / max(whole, 1e-300))
+
+
+def step_of(output: Any) -> float | None:
+    """Return how far neighbouring numbers near 1 are apart in a coarse type; None for fine ones."""
+    types = {each.dtype for each in _tensors(output)} - _ROUNDING.keys()
+    return max((torch.finfo(each).eps for each in types if each.is_floating_point), default=None)
 
 
 def _excess(one: torch.Tensor, other: torch.Tensor) -> float:

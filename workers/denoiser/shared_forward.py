@@ -17,8 +17,8 @@ from workers.denoiser.batch_lesson import BatchLesson
 from workers.denoiser.call import Call, warn_once
 from workers.denoiser.failure_cause import is_out_of_memory, short_cause
 from workers.denoiser.forward_cost import ForwardCost
+from workers.denoiser.merge_proof import worst_excess
 from workers.denoiser.merging import Unmergeable, merge, split
-from workers.denoiser.rounding import excess
 from workers.denoiser.row_variety import new_differences
 
 _logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def _prove(group: Sequence[Call], parts: Sequence[Any], lesson: BatchLesson) -> 
         _run_alone(call, lesson)
     if any(call.error is not None for call in group):
         return
-    worst = max(excess(part, call.output) for call, part in zip(group, parts, strict=True))
+    worst = worst_excess(group, parts, padded=_is_padded(group))
     _note_proof(group, lesson, right=worst <= 1)
     if worst > 1:
         _logger.warning(
