@@ -97,7 +97,7 @@ class SamplingParamsSchema(SectionSchema):
     width = Whole(8, 65_536, "pixels")
     height = Whole(8, 65_536, "pixels")
     num_frames = Whole(1, 100_000, "frames")
-    fps = Number(1, 1000, "frames in a second")
+    fps = Number(1, 120, "frames in a second")
     num_outputs_per_prompt = Whole(1, 10_000, "outputs")
     seed = Whole(0, 2**63 - 1, "seed")
     negative_prompt = fields.String(

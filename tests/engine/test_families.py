@@ -34,18 +34,18 @@ VIDEOS = (TEXT_TO_VIDEO, IMAGE_TO_VIDEO)
 EXPECTED: dict[str, tuple[Any, ...]] = {
     "stable_diffusion": (IMAGES, 8, (128, 128), 24, True, False),
     "stable_diffusion_xl": (IMAGES, 8, (128, 128), 24, True, False),
-    "stable_diffusion_3": (IMAGES, 16, (128, 128), 64, True, False),
-    "flux": (IMAGES, 16, (1024, 1024), 64, True, True),
-    "flux_kontext": (EDITING, 16, (1024, 1024), 64, True, True),
+    "stable_diffusion_3": (IMAGES, 16, (128, 128), 256, True, False),
+    "flux": (IMAGES, 16, (1024, 1024), 512, True, True),
+    "flux_kontext": (EDITING, 16, (1024, 1024), 512, True, True),
     "qwen_image": (IMAGES, 16, (1024, 1024), 512, False, True),
     "qwen_image_edit": ((IMAGE_TO_IMAGE,), 16, (1024, 1024), 512, False, True),
-    "pixart": ((TEXT_TO_IMAGE,), 16, (256, 256), 64, True, False),
-    "sana": ((TEXT_TO_IMAGE,), 32, (1024, 1024), 64, True, False),
-    "z_image": (IMAGES, 16, (1024, 1024), 512, True, False),
-    "wan": ((TEXT_TO_VIDEO,), 16, (832, 480), 64, True, False),
-    "wan_image_to_video": ((IMAGE_TO_VIDEO,), 16, (832, 480), 64, True, False),
-    "ltx": (VIDEOS, 32, (704, 512), 64, True, False),
-    "latte": ((TEXT_TO_VIDEO,), 16, (512, 512), 64, True, False),
+    "pixart": ((TEXT_TO_IMAGE,), 16, (256, 256), 120, True, False),
+    "sana": ((TEXT_TO_IMAGE,), 32, (1024, 1024), 300, True, False),
+    "z_image": (IMAGES, 16, (1024, 1024), 511, True, False),
+    "wan": ((TEXT_TO_VIDEO,), 16, (832, 480), 512, True, False),
+    "wan_image_to_video": ((IMAGE_TO_VIDEO,), 16, (832, 480), 512, True, False),
+    "ltx": (VIDEOS, 32, (704, 512), 128, True, False),
+    "latte": ((TEXT_TO_VIDEO,), 16, (512, 512), 120, True, False),
 }
 # default frames, further ones, frames in a second
 FRAMES = {

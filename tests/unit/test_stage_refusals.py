@@ -62,7 +62,7 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
         ("default_sampling_params.width", 7, "7 is out of range; give a whole number from 8"),
         ("default_sampling_params.height", 10**6, "1000000 is out of range"),
         ("default_sampling_params.num_frames", 0, "0 is out of range"),
-        ("default_sampling_params.fps", 0, "0 is out of range; give a number from 1 to 1000"),
+        ("default_sampling_params.fps", 0, "0 is out of range; give a number from 1 to 120"),
         ("default_sampling_params.seed", -1, "-1 is out of range"),
         ("default_sampling_params.seed", 2**63, "9223372036854775808 is out of range"),
         ("default_sampling_params.negative_prompt", 3, "3 is not text; put it in quotes"),
