@@ -152,3 +152,21 @@ def test_no_rank_is_left_behind(ready: Service, how: signal.Signals) -> None:
     code = ready.end("replica0", how)
     assert code == (0 if how is signal.SIGTERM else -signal.SIGKILL)
     wait_until(lambda: gone(rank), 10, "the end of the rank")
+
+
+def test_replicas_of_ranks_start_at_the_same_time_on_one_host(
+    redis_url: str, flux: Path, tmp_path: Path
+) -> None:
+    args = {"model": str(flux), "device": "cpu", "parallel_config": {"ulysses_degree": 2}}
+    stage = {"stage_id": 0, "stage_type": "diffusion", "runtime": {"num_replicas": 2}}
+    file = tmp_path / "stage.yaml"
+    file.write_text(yaml.safe_dump({"stages": [{**stage, "engine_args": args}]}))
+    service = Service(redis_url, f"{tmp_path.name}:", tmp_path, file, {"CPU_DEVICES": "4"})
+    try:
+        service.start("replica0", "replica1")
+        made = [service.ended(service.submit(**ASKED)["id"]) for _ in range(2)]
+        assert {each["replica"] for each in made} == {"replica0", "replica1"}
+        first, second = (service.output(each).content for each in made)
+        assert first == second
+    finally:
+        service.stop()

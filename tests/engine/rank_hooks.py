@@ -13,6 +13,11 @@ def refuse(
         raise error
 
 
+def refuse_any(error: Exception, _module: Any, _args: Any) -> None:
+    """Fail every call."""
+    raise error
+
+
 class Scarce(torch.Tensor):
     """A weight for which there is too little memory in float32."""
 

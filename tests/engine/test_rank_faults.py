@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch
 from configs.errors import DeviceLost, ModelLoadFailed
 from configs.stages import EngineArgs
 from scripts.families.catalog import save_family
-from tests.engine.rank_hooks import Unmovable
+from tests.engine.rank_hooks import Unmovable, refuse_any
 from tests.engine.test_denoiser_copies import latents, plan_of_two
 from tests.engine.test_ranks import ranks
+from tests.waiting import wait_until
 from workers.devices import rank_processes
 from workers.devices import ranks as ranks_module
+from workers.devices.call_packing import pack
 from workers.devices.device_chunk import DeviceChunk
-from workers.devices.rank_messages import Start
+from workers.devices.rank_messages import READY, Change, Start
 from workers.devices.rank_processes import RankProcesses
 from workers.devices.ranks import Ranks
 from workers.engine.pipeline_loader import load_pipeline
@@ -62,6 +65,27 @@ def test_a_rank_that_hangs_is_told_and_nothing_listens_beyond_this_host(
         monkeypatch.setattr(rank_processes, "VERDICT_S", 1.0)
         ranks()[0].suspend()
         expected = "rank 1 is still in a call that has failed: .*Timed out"
+        with pytest.raises(DeviceLost, match=expected):
+            latents(pipe)
+        assert len(told) == 1
+    finally:
+        chunk.close()
+    assert ranks() == []
+
+
+def test_a_rank_that_runs_out_of_memory_alone_is_told_with_the_cause(folder: Path):
+    plan = plan_of_two(folder, ulysses_degree=2)
+    pipe = load_pipeline(plan)
+    chunk: Any = DeviceChunk.open(pipe, plan)
+    told: list[str] = []
+    chunk.watch(told.append)
+    try:
+        hook = partial(refuse_any, torch.OutOfMemoryError("too little memory"))
+        packed, _ = pack(((hook,), {}), torch.device("meta"))
+        processes = chunk._ranks._processes
+        processes.tell(Change("transformer", "register_forward_pre_hook", packed))
+        assert processes.answers((1,)) == {1: READY}
+        expected = "rank 1 of 2 .*failed in a call in which rank 0 did not: OutOfMemoryError: too"
         with pytest.raises(DeviceLost, match=expected):
             latents(pipe)
         assert len(told) == 1
@@ -116,7 +140,7 @@ def test_a_rank_that_can_not_start_or_meet_the_others_is_told_with_the_cause(
         return Start(**{**given, **changed, "args": replace(args, parallel_config=parallel)})
 
     monkeypatch.setattr(ranks_module, "Start", start)
-    with pytest.raises(ModelLoadFailed, match=f"rank 1 of 2 could not start: {cause}"):
+    with pytest.raises(ModelLoadFailed, match=f"rank 1 of 2 .*{cause}"):
         DeviceChunk.open(pipe, plan)
     assert ranks() == []
 
@@ -124,7 +148,8 @@ def test_a_rank_that_can_not_start_or_meet_the_others_is_told_with_the_cause(
 def test_a_copy_for_which_there_is_no_memory_is_told_with_the_cause():
     plan = plan_of_two()
     pipe = load_pipeline(plan)
+    before = set(threading.enumerate())
     pipe.unet.register_buffer("scarce", torch.ones(1).as_subclass(Unmovable))
     with pytest.raises(ModelLoadFailed, match=r"OutOfMemoryError: .*; use one device for each"):
         DeviceChunk.open(pipe, plan)
-    assert not [each for each in threading.enumerate() if each.name.startswith("lane-")]
+    wait_until(lambda: set(threading.enumerate()) <= before, TIMEOUT_S, "the end of its threads")

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -157,6 +157,8 @@ def _run(start: Start, pipe: Connection) -> int:
         _logger.warning("the replica has ended, and this rank ends with it")
     except Exception as error:
         _logger.exception("this rank ends, and the replica with it: %s", short_cause(error))
+        with suppress(OSError):
+            send(pipe, Failed(short_cause(error)))
         return 1
     return 0
 

@@ -7,14 +7,15 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from workers.devices.rank_messages import Start, send
+from workers.devices.rank_messages import Failed, Start, receive, send
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -25,6 +26,8 @@ class RankChild:
 
     process: subprocess.Popen[bytes]
     pipe: Connection
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    _last_words: list[str] = field(default_factory=list)
 
     @classmethod
     def start(cls, first: Start) -> Self:
@@ -45,6 +48,22 @@ class RankChild:
     def has_ended(self) -> bool:
         """Whether the process is there no more."""
         return self.process.poll() is not None
+
+    def hear(self) -> Any:
+        """Return the message that has come, or wait for it; raises EOFError or OSError."""
+        with self._reading:
+            return receive(self.pipe)
+
+    def how_ended(self) -> str:
+        """Wait for its end; returns how it ended, and why where it has said so."""
+        code = self.process.wait()
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        with contextlib.suppress(EOFError, OSError), self._reading:
+            while self.pipe.poll():
+                said = receive(self.pipe)
+                if isinstance(said, Failed):
+                    self._last_words.append(said.cause)
+        return ": ".join((how, *self._last_words[:1]))
 
     def end(self, deadline: float) -> None:
         """Wait for its end until then, by the monotonic clock; after that it is killed."""

@@ -6,7 +6,6 @@ what a call is.
 """
 
 import logging
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 
 from configs.errors import DeviceLost, ModelLoadFailed
 from workers.devices.rank_child import RankChild
-from workers.devices.rank_messages import END, UNDONE, VERDICT_S, Failed, Start, receive, send
+from workers.devices.rank_messages import END, UNDONE, VERDICT_S, Failed, Start, send
 
 _logger = logging.getLogger(__name__)
 
@@ -65,9 +64,9 @@ class RankProcesses:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
                 try:
-                    said = receive(pipe)
+                    said = self._children[rank].hear()
                 except (EOFError, OSError):
-                    how = _how_ended(self._children[rank].process)
+                    how = self._children[rank].how_ended()
                     said = Failed(f"it {how}; the replica's log has more")
                 if said != expected:
                     self._refuse(rank, said.cause if isinstance(said, Failed) else said)
@@ -84,23 +83,16 @@ class RankProcesses:
         own.result()
 
     def last_words(self) -> str | None:
-        """Return why ranks can not work, by the one that has said so, or how one has ended."""
+        """Return how a rank has ended, and why where it has said so; None if none has."""
         if self._ended():
             self._faulty.wait(_NOTICE_S)
-        for rank, child in self._children.items():
-            try:
-                said = receive(child.pipe) if child.pipe.poll() else None
-            except (EOFError, OSError):
-                continue
-            if isinstance(said, Failed):
-                return f"rank {rank} of {self._world_size} could not start: {said.cause}"
         return self.fault
 
     def watch_ends(self) -> None:
         """Notice the end of a rank from here on."""
         for rank, child in self._children.items():
             threading.Thread(
-                target=self._watch, args=(rank, child.process), name=f"rank{rank}", daemon=True
+                target=self._watch, args=(rank, child), name=f"rank{rank}", daemon=True
             ).start()
 
     def watch(self, on_fault: Callable[[str], None]) -> None:
@@ -153,7 +145,10 @@ class RankProcesses:
             self.check()
         self.tell(UNDONE, ranks)
         for rank in ranks:
-            if not self._children[rank].pipe.poll(VERDICT_S) or self._receive(rank) != UNDONE:
+            said = self._receive(rank) if self._children[rank].pipe.poll(VERDICT_S) else None
+            if isinstance(said, Failed):  # its last words
+                self.fail(f"rank {rank} of {self._world_size} ends: {said.cause}")
+            elif said != UNDONE:
                 self.fail(f"rank {rank} is still in a call that has failed: {cause}")
         self.check()
 
@@ -191,7 +186,7 @@ class RankProcesses:
 
     def _receive(self, rank: int) -> Any:
         try:
-            return receive(self._children[rank].pipe)
+            return self._children[rank].hear()
         except (EOFError, OSError):
             self._lose(rank)
 
@@ -203,12 +198,7 @@ class RankProcesses:
     def _ended(self) -> bool:
         return any(child.has_ended for child in self._children.values())
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        how = _how_ended(process)
+    def _watch(self, rank: int, child: RankChild) -> None:
+        how = child.how_ended()
         if not self._closing:
             self.fail(f"rank {rank} of {self._world_size} {how}")
-
-
-def _how_ended(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
-    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
