@@ -61,7 +61,8 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     if places:
         step = max(places - 1, 1)
     most = places or config.get("motion_max_seq_length")
-    frames = defaults.get("num_frames") or own or _USUAL_FRAMES
+    usual = own or _USUAL_FRAMES
+    frames = defaults.get("num_frames") or (min(usual, most) if most else usual)
     if defaults.get("num_frames") and frames % step != 1 % step:
         raise ModelLoadFailed(
             f"default_sampling_params.num_frames: {frames} is not 1 and a multiple of {step} more,"
