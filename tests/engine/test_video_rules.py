@@ -8,7 +8,7 @@ import torch
 from diffusers import AnimateDiffPipeline, DDIMScheduler, MotionAdapter
 
 from configs.errors import ModelLoadFailed
-from routing.parameters import TEXT_TO_VIDEO
+from routing.tasks import TEXT_TO_VIDEO
 from scripts.families.catalog import save_family
 from scripts.families.stable_diffusion import stable_diffusion
 from scripts.families.trial import Watcher, small_request
