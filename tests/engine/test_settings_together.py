@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers.hooks import HookRegistry
+from diffusers.hooks.group_offloading import LazyPrefetchGroupOffloadingHook
 from diffusers.quantizers.gguf.utils import GGUFParameter
 
 from configs.pipeline_settings import PipelineSettings, Quantization
@@ -20,7 +22,12 @@ from tests.engine.lora_files import save_lora
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.pipeline_settings import compile_blocks, offload_layers, offload_parts
+from workers.engine.pipeline_settings import (
+    compile_blocks,
+    keep_forward,
+    offload_layers,
+    offload_parts,
+)
 
 CPU = torch.device("cpu")
 PROMPTS = ("a star", "a red circle", "blue", "a heart on a white ground")
@@ -93,6 +100,31 @@ def test_threads_share_a_denoiser_whose_layers_come_and_go(tmp_path: Path, name:
         alone = expected.generate(parameters, Watcher())
         assert np.abs(pixels(one) - pixels(alone)).max() <= 1
     assert max(engine.rendezvous.histogram) > 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_denoiser_whose_layers_are_fetched_ahead_is_shared_after_its_first_call_too(
+    flux: Path, kept: bool
+):
+    """As on CUDA, where a hook of the offload learns the order of the layers and goes."""
+    expected = Engine.load(plan(flux))
+    pipe = load_pipeline(plan(flux))
+    pipe.transformer.enable_group_offload(
+        onload_device=CPU, offload_type="block_level", num_blocks_per_group=1
+    )
+    HookRegistry.check_if_exists_or_initialize(pipe.transformer).register_hook(
+        LazyPrefetchGroupOffloadingHook(), "lazy_prefetch_group_offloading"
+    )
+    if kept:
+        keep_forward(pipe.transformer)
+    settings = PipelineSettings(enable_layerwise_offload=True)
+    engine = Engine(pipe, inspect_abilities(pipe, {}), settings, max_num_seqs=4)
+    asked = asked_of(engine)
+    for _ in range(2):
+        made = engine.generate(asked, Watcher())
+        assert np.abs(pixels(made) - pixels(expected.generate(asked, Watcher()))).max() <= 1
+    # Without, all but the first call pass the rendezvous by.
+    assert engine.rendezvous.histogram == {1: 2 * asked.num_inference_steps if kept else 1}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers.hooks import apply_group_offloading
+from diffusers.hooks import HookRegistry, ModelHook, apply_group_offloading
 from diffusers.models.attention_dispatch import AttentionBackendName
 
 from configs.errors import ModelLoadFailed
@@ -99,6 +99,7 @@ def offload_layers(pipe: Any, device: torch.device) -> None:
                     non_blocking=streams,
                     use_stream=streams,
                 )
+                keep_forward(part)
             elif name.startswith("text_encoder"):
                 apply_group_offloading(
                     part,
@@ -109,6 +110,16 @@ def offload_layers(pipe: Any, device: torch.device) -> None:
                 )
             else:
                 part.to(device)
+
+
+def keep_forward(module: torch.nn.Module) -> None:
+    """Have nothing that diffusers' hooks do later change the `forward` of a module.
+
+    The outermost of them puts back the `forward` that it found when it is removed, and with it
+    takes away what was put over it since. One of the offload is there for the first call alone. So
+    another is outermost from now on, which does nothing.
+    """
+    HookRegistry.check_if_exists_or_initialize(module).register_hook(ModelHook(), "outermost")
 
 
 def compile_blocks(pipe: Any, *, dynamic: bool, backend: str = "inductor") -> None:
