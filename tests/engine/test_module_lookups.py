@@ -1,4 +1,4 @@
-"""Noted parts are found faster, and otherwise as torch finds them."""
+"""Noted parts and weights are found faster, and otherwise as torch finds them."""
 
 import copy
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.engine.tiny_families import FAMILIES
-from workers.denoiser.module_lookups import note_parts
+from workers.denoiser.module_lookups import note_places
 from workers.devices.device_chunk import denoisers
 
 
@@ -46,8 +46,8 @@ def test_a_denoiser_gives_the_same_bytes_and_has_the_same_weights(family: str):
 
     plain, names = picture(), list(denoiser.state_dict())
     parts = dict(denoiser.named_modules())
-    note_parts(denoiser)
-    note_parts(denoiser)
+    note_places(denoiser)
+    note_places(denoiser)
     assert picture() == plain
     assert list(denoiser.state_dict()) == names
     assert dict(denoiser.named_modules()) == parts
@@ -55,7 +55,7 @@ def test_a_denoiser_gives_the_same_bytes_and_has_the_same_weights(family: str):
 
 def test_a_part_that_is_replaced_is_the_new_one():
     block = Block().eval()
-    note_parts(block)
+    note_places(block)
     assert "first" in block.__dict__
     ones = torch.nn.Linear(2, 2)
     torch.nn.init.ones_(ones.weight)
@@ -67,23 +67,49 @@ def test_a_part_that_is_replaced_is_the_new_one():
 
 def test_parts_of_a_copy_are_its_own():
     block = Block().eval()
-    note_parts(block)
+    note_places(block)
     theirs = copy.deepcopy(block)
     assert theirs.first is theirs._modules["first"]
     assert theirs.first is not block.first
+    torch.nn.init.zeros_(theirs.first.weight)
+    torch.nn.init.zeros_(theirs.first.bias)
+    assert theirs(torch.ones(1, 2)).tolist() == [[0.0, 0.0]]
+    assert block(torch.ones(1, 2)).tolist() != [[0.0, 0.0]]
+
+
+def test_weights_that_change_are_the_new_ones():
+    block = Block().eval()
+    note_places(block)
+    hidden = torch.ones(1, 2)
+    block.first.weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    block.first._parameters["bias"] = torch.nn.Parameter(torch.tensor([0.5, 0.5]))
+    assert block(hidden).tolist() == [[3.5, 7.5]]
+    block.first.register_parameter("bias", None)
+    assert block(hidden).tolist() == [[3.0, 7.0]]
+    assert block.double()(hidden.double()).dtype == torch.float64
+
+
+def test_hooks_of_a_layer_are_called():
+    block = Block().eval()
+    note_places(block)
+    seen: list[Any] = []
+    block.first.register_forward_hook(lambda *_: seen.append("after"))
+    block.first.register_forward_pre_hook(lambda *_: seen.append("before"))
+    block(torch.ones(1, 2))
+    assert seen == ["before", "after"]
 
 
 def test_what_the_class_has_of_that_name_comes_first():
     block = Block().eval()
-    note_parts(block)
+    note_places(block)
     assert block.shown() == "the method"
     assert block.nothing is None
 
 
 def test_dropout_rests_only_where_there_is_no_training():
     served, trained = Block().eval(), Block().train()
-    note_parts(served)
-    note_parts(trained)
+    note_places(served)
+    note_places(trained)
     hidden = torch.ones(64, 2)
     assert served.rest(hidden) is hidden
     assert (trained.rest(hidden) == 0).any()

@@ -18,7 +18,7 @@ from routing.parameters import Abilities
 from workers.denoiser.attention_signatures import note_signatures
 from workers.denoiser.failure_cause import short_cause
 from workers.denoiser.member import Member
-from workers.denoiser.module_lookups import note_parts
+from workers.denoiser.module_lookups import note_places
 from workers.denoiser.rendezvous import Rendezvous
 from workers.denoiser.stateful_hooks import forget_state, has_stateful_hooks
 from workers.devices.device_chunk import denoisers
@@ -86,7 +86,7 @@ class PipelineRuns:
                 note_signatures(denoiser)
         for part in pipe.components.values():
             if isinstance(part, torch.nn.Module) and not (compiled and part in self._denoisers):
-                note_parts(part)
+                note_places(part)
         # After the rendezvous, since pipelines of other tasks may copy the denoiser as it is.
         self._copies = PipelineCopies(pipe, abilities)
 
