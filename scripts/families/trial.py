@@ -97,12 +97,17 @@ class Watcher(SilentObserver):
         self.pictures += 1
 
 
-def together(engine: Engine, asked: list[Parameters]) -> list[Generation]:
-    """Run requests at once; those whose calls can be shared share them from the second step on."""
+def together(
+    engine: Engine, asked: list[Parameters], patience_s: float = _TIMEOUT_S
+) -> list[Generation]:
+    """Run requests at once; those whose calls can be shared share them from the second step on.
+
+    A call waits so long for those that it may be shared with.
+    """
     rendezvous = engine.rendezvous
 
     def be_patient() -> None:
-        rendezvous.line.max_wait_s, rendezvous.line.wait_share = _TIMEOUT_S, 1e12
+        rendezvous.line.max_wait_s, rendezvous.line.wait_share = patience_s, 1e12
 
     # Until all have made a step nobody waits: not all are in their loops yet.
     rendezvous.line.max_wait_s = 0.0

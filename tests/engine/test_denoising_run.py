@@ -36,7 +36,7 @@ def watched(pipe: Any, calls: list[Any]):
     own = copy.copy(pipe)
     own.__dict__["scheduler"] = copy.deepcopy(pipe.scheduler)
 
-    def note(result: Any):
+    def note(result: Any, _: Any):
         calls.append(result)
         return result
 

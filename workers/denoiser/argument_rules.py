@@ -16,9 +16,19 @@ BY_ROW = frozenset(
         *("pooled_projections", "text_embeds", "image_embeds", "cap_feats", "class_labels"),
         *("text_embedding_mask", "text_embedding_mask_t5", "image_meta_size", "style"),
         *("time_ids", "timestep_cond", "resolution", "aspect_ratio"),
-        *("original_size", "target_size", "crop_coords"),
+        *("original_size", "target_size", "crop_coords", "pooled_embeds"),
+        *("prior_token_id", "prior_token_drop", "video_coords", "condition_mask"),
+        *("inpaint_latents", "control_latents", "text_bth", "text_lens"),
+        *("latents_clean", "latents_history_2x", "latents_history_4x"),
+        *("latents_history_short", "latents_history_mid", "latents_history_long"),
     )
 )
+# Of a sample that is a video one for each of its frames, those of a sample together: AnimateDiff.
+BY_FRAME = frozenset(("encoder_hidden_states",))
+# With the samples in the second dimension, after the layers of a text encoder: HiDream.
+BY_SECOND = frozenset(("encoder_hidden_states_llama3",))
+# Lists of tensors, one for each layer of a text encoder, that have a row for each sample.
+LAYERS = frozenset(("text_encoder_layers",))
 # One number for all rows or one for each.
 TIMES = frozenset(("timestep", "timesteps", "t", "timestep_r", "guidance"))
 # Masks, each with its text. In a call that names its mask a text may be made longer.
@@ -27,8 +37,17 @@ TEXT_MASKS = {
     "encoder_attention_mask": "encoder_hidden_states",
     "encoder_attention_mask_2": "encoder_hidden_states_2",
 }
-# Positions: the same for every row, so they must be equal.
-SHARED = frozenset(("img_ids", "txt_ids", "image_rotary_emb", "rope_interpolation_scale"))
+# Positions and the like: the same for every row, so they must be equal.
+SHARED = frozenset(
+    (
+        *("img_ids", "txt_ids", "image_rotary_emb", "rope_interpolation_scale", "position_ids"),
+        *("visual_rope_pos", "text_rope_pos", "scale_factor", "padding_mask", "ofs"),
+        *("indices_latents", "indices_latents_clean", "indices_hidden_states"),
+        *("indices_latents_history_2x", "indices_latents_history_4x"),
+        *("indices_latents_history_short", "indices_latents_history_mid"),
+        "indices_latents_history_long",
+    )
+)
 # Lists with one entry for each row, all equal.
 ALIKE = frozenset(("img_shapes",))
 DICTS = frozenset(
@@ -36,4 +55,5 @@ DICTS = frozenset(
 )
 # Numbers that mean the same for any number of rows.
 _SIZES = ("patch_size", "f_patch_size", "num_frames", "height", "width", "fps", "frame_rate")
-NUMBERS = TIMES | {*_SIZES, "scale", "rope_interpolation_scale"}
+_SCALES = ("scale", "rope_interpolation_scale", "scale_factor", "base_sequence_length")
+NUMBERS = TIMES | {*_SIZES, *_SCALES}

@@ -13,12 +13,25 @@ from typing import Any, Literal
 
 import torch
 
-from workers.denoiser.argument_rules import ALIKE, BY_ROW, DICTS, NUMBERS, SAMPLES, SHARED, TIMES
+from workers.denoiser.argument_rules import (
+    ALIKE,
+    BY_FRAME,
+    BY_ROW,
+    BY_SECOND,
+    DICTS,
+    LAYERS,
+    NUMBERS,
+    SAMPLES,
+    SHARED,
+    TIMES,
+)
 from workers.denoiser.text_padding import pad_texts, texts_to_pad
 
 Form = Literal["tensor", "list"]
 Arguments = Mapping[str, Any]
 
+# Dimensions of a sample that is a video: channels, frames, height, width.
+_OF_VIDEO = 4
 _WIDE = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 
@@ -33,6 +46,15 @@ class Unmergeable(Exception):
         """Name what did not fit."""
         super().__init__(name)
         self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How many samples a call has, how they are passed, and how many frames each has, if any."""
+
+    rows: int
+    form: Form
+    frames: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +92,10 @@ def layout(arguments: Arguments) -> Layout:
         raise Unmergeable(name)
     texts = texts_to_pad(arguments, rows) if form == "tensor" else {}
     masks = set(texts.values())
+    frames = size[1] if len(size) == _OF_VIDEO else None
+    shape = _Shape(rows, form, frames)
     parts = [
-        (key, _text_part(value) if key in texts else _understood(key, value, rows, form))
+        (key, _text_part(value) if key in texts else _understood(key, value, shape))
         for key, value in sorted(arguments.items())
         if key not in masks
     ]
@@ -102,24 +126,24 @@ def split(output: Any, rows: Sequence[int], form: Form) -> list[Any]:
     return _split(output, rows, form)
 
 
-def _understood(name: str, value: Any, rows: int, form: Form) -> Hashable:
+def _understood(name: str, value: Any, shape: _Shape) -> Hashable:
     """The part of the signature that `value` is, be it whatever it may."""
     try:
-        part = _part(name, value, rows, form)
+        part = _part(name, value, shape)
         hash(part)
     except (TypeError, ValueError, RuntimeError) as error:  # what can not be compared or ordered
         raise Unmergeable(name) from error
     return part
 
 
-def _part(name: str, value: Any, rows: int, form: Form) -> Hashable:
+def _part(name: str, value: Any, shape: _Shape) -> Hashable:
     """The part of the signature that `value` is."""
     if torch.is_tensor(value):
-        return _tensor_part(name, value, rows, form)
+        return _tensor_part(name, value, shape)
     if isinstance(value, dict) and (not value or name in DICTS):
-        return tuple((key, _part(key, value[key], rows, form)) for key in sorted(value))
+        return tuple((key, _part(key, value[key], shape)) for key in sorted(value))
     if isinstance(value, (list, tuple)):
-        return _list_part(name, value, rows, form)
+        return _list_part(name, value, shape)
     if value is None or isinstance(value, (bool, str, torch.dtype)):
         return type(value), value
     if isinstance(value, (int, float)) and name in NUMBERS:
@@ -131,7 +155,8 @@ def _text_part(text: torch.Tensor) -> Hashable:
     return "text", text.dtype, text.device, text.shape[2]
 
 
-def _tensor_part(name: str, value: torch.Tensor, rows: int, form: Form) -> Hashable:
+def _tensor_part(name: str, value: torch.Tensor, shape: _Shape) -> Hashable:
+    rows, form = shape.rows, shape.form
     kind = value.dtype, value.device
     if name in TIMES and value.ndim < 2 and value.numel() in (1, rows):
         # Some noise schedulers count in whole numbers; together they become float32, exactly.
@@ -139,19 +164,29 @@ def _tensor_part(name: str, value: torch.Tensor, rows: int, form: Form) -> Hasha
     by_row = value.ndim > 0 and value.shape[0] == rows
     if name in TIMES | BY_ROW and by_row and form == "tensor":
         return "rows", kind, tuple(value.shape[1:])
-    # Flux 2 has a row of positions for each sample and reads the first alone.
-    if name in SHARED and (value.ndim < 3 or (value.ndim == 3 and by_row)):
+    if name in BY_FRAME and shape.frames and value.shape[:1] == (rows * shape.frames,):
+        return "frames", kind, shape.frames, tuple(value.shape[1:])
+    if name in BY_SECOND and value.ndim > 1 and value.shape[1] == rows and form == "tensor":
+        return "second", kind, value.shape[0], tuple(value.shape[2:])
+    # Flux 2 has a row of positions for each sample and reads the first alone; Cosmos one mask.
+    one_for_all = value.ndim < 3 or (value.ndim > 3 and len(value) == 1)
+    if name in SHARED and (one_for_all or (value.ndim == 3 and by_row)):
         return "shared", kind, value.ndim, tuple(value.shape[-2:])
     raise Unmergeable(name)
 
 
-def _list_part(name: str, value: Sequence[Any], rows: int, form: Form) -> Hashable:
+def _list_part(name: str, value: Sequence[Any], shape: _Shape) -> Hashable:
     if name in SHARED:
-        return type(value), tuple(_part(name, each, rows, form) for each in value)
-    if name in ALIKE and value and all(each == value[0] for each in value):
+        return type(value), tuple(_part(name, each, shape) for each in value)
+    if not value:
+        return type(value), "empty"
+    if name in LAYERS and all(map(torch.is_tensor, value)):
+        layers = [_tensor_part("encoder_hidden_states", each, shape) for each in value]
+        return type(value), tuple(layers)
+    if name in ALIKE and all(each == value[0] for each in value):
         return "alike", repr(value[0])
-    tensors = len(value) == rows and all(map(torch.is_tensor, value))
-    if name in BY_ROW and form == "list" and tensors:
+    tensors = len(value) == shape.rows and all(map(torch.is_tensor, value))
+    if name in BY_ROW and shape.form == "list" and tensors:
         kinds = {(each.dtype, each.device, tuple(each.shape[1:])) for each in value}
         if len(kinds) == 1:
             return "list", type(value), kinds.pop()
@@ -167,10 +202,12 @@ def _merge(name: str, values: Sequence[Any], rows: Sequence[int]) -> Any:
     if torch.is_tensor(first):
         if name in TIMES and first.ndim < 2:
             values = [each.reshape(-1).expand(n) for each, n in zip(values, rows, strict=True)]
-        return torch.cat(list(values))
+        return torch.cat(list(values), dim=int(name in BY_SECOND))
     if isinstance(first, dict):
         return {key: _merge(key, [each[key] for each in values], rows) for key in first}
     if isinstance(first, (list, tuple)):
+        if name in LAYERS:
+            return type(first)(torch.cat(layer) for layer in zip(*values, strict=True))
         return type(first)(row for value in values for row in value)
     return first
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
-from workers.denoiser.argument_rules import SHARED, TIMES
+from workers.denoiser.argument_rules import BY_FRAME, BY_SECOND, LAYERS, SHARED, TIMES
 from workers.denoiser.merging import Arguments, Unmergeable
+
+# Dimensions of positions that each sample has a row of.
+_OF_EACH = 3
 
 
 def choose_rows(arguments: Arguments, chosen: Sequence[int], rows: int) -> dict[str, Any]:
@@ -53,10 +56,15 @@ def _choose(name: str, value: Any, chosen: Sequence[int], rows: int) -> Any:
         return {key: _choose(key, each, chosen, rows) for key, each in value.items()}
     if torch.is_tensor(value):
         one_for_all = name in TIMES and value.ndim < 2 and value.numel() == 1
-        if one_for_all or (name in SHARED and value.ndim < 3):
+        if one_for_all or (name in SHARED and value.ndim != _OF_EACH):
             return value
-        return value[torch.tensor(chosen, device=value.device)]
-    if isinstance(value, (list, tuple)) and name in SHARED:
+        indices = torch.tensor(chosen, device=value.device)
+        if name in BY_SECOND:
+            return value[:, indices]
+        if name in BY_FRAME and len(value) != rows:
+            return value.unflatten(0, (rows, -1))[indices].flatten(0, 1)
+        return value[indices]
+    if isinstance(value, (list, tuple)) and name in SHARED | LAYERS:
         return type(value)(_choose(name, each, chosen, rows) for each in value)
     if isinstance(value, (list, tuple)) and len(value) == rows:
         return type(value)(value[index] for index in chosen)

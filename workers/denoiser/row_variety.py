@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workers.denoiser.argument_rules import ALIKE, SHARED
+from workers.denoiser.argument_rules import ALIKE, BY_FRAME, BY_SECOND, LAYERS, SHARED
 
 # An argument, and which of the rows that each call has of it.
 Place = tuple[str, int]
@@ -24,18 +24,26 @@ def new_differences(
     starts = [end - count for end, count in zip(accumulate(rows), rows, strict=True)]
     return {
         (name, place)
-        for name, value in _values(merged)
+        for name, value in _values(merged, sum(rows))
         for place in range(min(rows))
         if (name, place) not in known and _differ(value, [start + place for start in starts])
     }
 
 
-def _values(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _values(arguments: Mapping[str, Any], rows: int) -> Iterator[tuple[str, Any]]:
     """What has a row for each sample, by its names."""
     for name, value in arguments.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}.{key}", each) for key, each in _values(value))
-        elif name not in SHARED | ALIKE and isinstance(value, (torch.Tensor, list, tuple)):
+            yield from ((f"{name}.{key}", each) for key, each in _values(value, rows))
+        elif name in SHARED | ALIKE or not isinstance(value, (torch.Tensor, list, tuple)):
+            continue
+        elif name in LAYERS:
+            yield from ((f"{name}.{layer}", each) for layer, each in enumerate(value))
+        elif name in BY_SECOND and torch.is_tensor(value):
+            yield name, value.transpose(0, 1)
+        elif name in BY_FRAME and torch.is_tensor(value):
+            yield name, value.unflatten(0, (rows, -1))
+        elif len(value):
             yield name, value
 
 

@@ -25,7 +25,7 @@ from workers.engine.preview import Preview
 from workers.engine.running_guidance import RunningGuidance
 from workers.engine.seat import Seat
 from workers.engine.turns import Turns
-from workers.engine.watched_steps import watch_steps
+from workers.engine.watched_steps import steps_from, watch_steps
 
 
 class DenoisingRun:
@@ -130,7 +130,7 @@ class DenoisingRun:
         if self._first_forward is not None:
             return
         self._first_forward = time.perf_counter()
-        # Pipelines that skip steps (image-to-image) say here how many are left; the others do not.
+        # Pipelines that skip steps (image-to-image) mostly say here how many are left.
         counted = self._pipe.__dict__.get("_num_timesteps")
         self.steps = int(counted or len(self._pipe.scheduler.timesteps))
         if not self.keeps_turn:
@@ -138,7 +138,7 @@ class DenoisingRun:
         self.guidance.enter_loop()
         self._at_boundary()
 
-    def _after_step(self, result: Any) -> Any:
+    def _after_step(self, result: Any, timestep: Any) -> Any:
         sample = result[0]
         if sample.is_cuda:
             # Python runs ahead of the device: without this, steps are told that are not done yet.
@@ -146,6 +146,8 @@ class DenoisingRun:
         self._last_step = time.perf_counter()
         if self._first_forward is None:  # a denoiser by another name
             self.before_forward()
+        if not self.step and not self._pipe.__dict__.get("_num_timesteps"):
+            self.steps = steps_from(self._pipe.scheduler, timestep)
         self.step += 1
         self.steps = max(self.steps, self.step)
         self._latents = sample

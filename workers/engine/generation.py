@@ -78,6 +78,17 @@ def output_of(output: Any, rows: slice, total: int) -> Any:
     return own
 
 
+def images_in(output: Any) -> Any:
+    """Return the images of a pipeline's output, whatever it calls them."""
+    return output["images" if "images" in output else "image"]
+
+
+def frames_in(output: Any) -> Any:
+    """Return the videos of a pipeline's output, whatever it calls them."""
+    # Cosmos 3 alone has one video, and not a list of one.
+    return output["frames"] if "frames" in output else output["video"][None]
+
+
 def to_images(pixels: Any) -> tuple[Image.Image, ...]:
     """Turn `[n, height, width, 3]` floats from 0 to 1 into images; raises NonFiniteOutput."""
     return tuple(Image.fromarray(each) for each in _to_bytes(pixels))

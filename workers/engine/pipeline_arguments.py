@@ -17,10 +17,15 @@ from workers.engine.inputs import Inputs
 _OPTIONAL = ("negative_prompt", "guidance_scale", "true_cfg_scale", "strength")
 # Names for frames in a second; where there is none the model does not see them.
 FRAME_RATES = ("frame_rate", "fps")
-FRAME_COUNTS = ("num_frames", "video_length")
+FRAME_COUNTS = ("num_frames", "video_length", "frames")
 _COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
 # Pixels; editing pipelines round sizes down, and a smaller image would vanish.
 _SMALLEST_EDITED = 128
+# Draws from it by torch itself, which takes no list of them.
+_ONE_GENERATOR = "Helios"
+# Fails without one where there is guidance.
+_NEEDS_NEGATIVE_PROMPT = "EasyAnimate"
+_STEPS_BETWEEN = 2
 # Encodes it without noise, once for each seed.
 ONE_IMAGE_FOR_ALL = "Wan"
 
@@ -57,10 +62,17 @@ def call_arguments(
     for name in ("width", "height", *_OPTIONAL):
         if name in taken and getattr(parameters, name) is not None:
             arguments[name] = getattr(parameters, name)
+    if pipeline_class.__name__.startswith(_NEEDS_NEGATIVE_PROMPT):
+        arguments.setdefault("negative_prompt", "")
     if parameters.num_frames is not None:
         arguments |= dict.fromkeys(set(FRAME_COUNTS) & set(taken), parameters.num_frames)
     if parameters.fps is not None:
         arguments |= dict.fromkeys(set(FRAME_RATES) & set(taken), parameters.fps)
+    if pipeline_class.__name__.startswith(_ONE_GENERATOR) and len(arguments["generator"]) == 1:
+        arguments["generator"] = arguments["generator"][0]
+    if "intermediate_timesteps" in taken and parameters.num_inference_steps != _STEPS_BETWEEN:
+        # Sana Sprint has a timestep of its own between two steps, and refuses it for others.
+        arguments["intermediate_timesteps"] = None
     if "max_area" in taken:
         # FLUX Kontext scales every size to this many pixels.
         arguments["max_area"] = parameters.width * parameters.height

@@ -28,6 +28,8 @@ from workers.engine.denoising_run import DenoisingRun
 from workers.engine.generation import (
     Generation,
     Video,
+    frames_in,
+    images_in,
     output_of,
     output_warnings,
     to_images,
@@ -190,7 +192,8 @@ class PipelineRuns:
         try:
             with self.adapters.ready(asked.lora, self.rendezvous.held):
                 arguments = self._copies.arguments(seats)
-                run.generators = arguments["generator"]
+                drawn = arguments["generator"]
+                run.generators = drawn if isinstance(drawn, list) else [drawn]
                 return pipe(**run.guidance.watched(arguments, type(pipe)))
         finally:
             self.step_cache.reset()
@@ -203,9 +206,9 @@ class PipelineRuns:
         images: tuple[Image.Image, ...] = ()
         videos: tuple[Video, ...] = ()
         if parameters.makes_video:
-            videos = to_videos(output.frames, parameters.fps or self._default_fps)
+            videos = to_videos(frames_in(output), parameters.fps or self._default_fps)
         else:
-            images = to_images(output.images)
+            images = to_images(images_in(output))
         latents = run.latents_of(seat)
         if latents is not None:
             self.preview.learn(latents, images[0] if images else _first_frame(videos[0]))

@@ -18,6 +18,8 @@ from configs.pipeline_settings import PipelineSettings
 from workers.denoiser.failure_cause import short_cause
 from workers.devices.device_chunk import DENOISERS, denoisers
 
+_IN_TILES_ONLY = ("AutoencoderKLAllegro",)
+
 
 def place(pipe: Any, settings: PipelineSettings, device: torch.device) -> None:
     """Put the parts on `device`, or have them brought there when they are needed.
@@ -38,12 +40,14 @@ def place(pipe: Any, settings: PipelineSettings, device: torch.device) -> None:
 def apply_settings(pipe: Any, settings: PipelineSettings) -> None:
     """Set what is of the parts as they were loaded, before they go to their devices.
 
+    An autoencoder that can do nothing without tiles has them anyway.
+
     Raises:
         ModelLoadFailed: The family cannot take a setting.
     """
     if settings.vae_use_slicing:
         _switch_vae(pipe, "vae_use_slicing", "enable_slicing")
-    if settings.vae_use_tiling:
+    if settings.vae_use_tiling or type(pipe.components.get("vae")).__name__ in _IN_TILES_ONLY:
         _switch_vae(pipe, "vae_use_tiling", "enable_tiling")
     if settings.channels_last:
         _use_channels_last(pipe)

@@ -18,7 +18,7 @@ from workers.engine.pipeline_arguments import FRAME_COUNTS, arguments_of
 
 # What a call may require; anything else no client can give.
 _SERVED_ARGUMENTS = frozenset(("self", "prompt", "image", "mask_image"))
-# Declared optional, and the pipeline raises without them.
+# Declared optional, and the pipeline raises without them; a video not where there may be an image.
 _FOREIGN_ARGUMENTS = frozenset(("control_image", "control_video", "video", "reference_images"))
 
 
@@ -44,20 +44,20 @@ def task_classes(pipe: Any) -> dict[str, Any]:
         raise ModelLoadFailed(
             f"{name} has {len(schedulers)} noise schedulers; pipelines with one are served"
         )
-    tasks = {} if "controlnet" in pipe.components else dict.fromkeys(_own_tasks(own), own)
+    tasks = {} if "controlnet" in pipe.components else dict.fromkeys(own_tasks(own), own)
     if not tasks:
         raise ModelLoadFailed(
             f"{name} makes neither images nor videos from a prompt, or needs more than a prompt, an"
             " image and a mask; such pipelines are not served"
         )
     for task, sibling in _siblings(pipe).items():
-        if task not in tasks and _has_parts_for(pipe, sibling) and task in _own_tasks(sibling):
+        if task not in tasks and _has_parts_for(pipe, sibling) and task in own_tasks(sibling):
             tasks[task] = sibling
     return tasks
 
 
-def _own_tasks(pipeline_class: Any) -> tuple[str, ...]:
-    """The tasks of a class, by the signature of its call."""
+def own_tasks(pipeline_class: Any) -> tuple[str, ...]:
+    """Return the tasks of a class, by the signature of its call; none where it is not served."""
     taken = arguments_of(pipeline_class)
     required = {
         name
@@ -65,7 +65,8 @@ def _own_tasks(pipeline_class: Any) -> tuple[str, ...]:
         if parameter.default is inspect.Parameter.empty
         and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
-    if "prompt" not in taken or required - _SERVED_ARGUMENTS or taken.keys() & _FOREIGN_ARGUMENTS:
+    foreign = _FOREIGN_ARGUMENTS - ({"video"} if "image" in taken else set())
+    if "prompt" not in taken or required - _SERVED_ARGUMENTS or taken.keys() & foreign:
         return ()
     from_text = "image" not in taken or _image_is_optional(pipeline_class)
     if taken.keys() & set(FRAME_COUNTS):
@@ -133,7 +134,7 @@ def _sibling(pipe: Any, pipeline_class: Any) -> Any:
     if told).
     """
     parts = _parts_for(pipe, pipeline_class)
-    if "mask_image" in arguments_of(pipeline_class) and "unet" in parts:
+    if "mask_image" in arguments_of(pipeline_class) and {"unet", "vae"} <= parts.keys():
         parts["unet"] = _as_four_channels(parts["unet"], parts["vae"])
     sibling = pipeline_class(**parts)
     sibling.set_progress_bar_config(disable=True)

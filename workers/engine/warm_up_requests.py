@@ -68,7 +68,7 @@ class WarmUpRequests:
 
     def in_company(self, task: str) -> Parameters:
         """Return one of the default size that shows whether a task may be run in company."""
-        changes: dict[str, Any] = {"task": task}
+        changes: dict[str, Any] = {"task": task, "strength": None}
         if self._abilities.negative_prompt:
             changes["negative_prompt"] = ""
         if task in FROM_IMAGE_TASKS and self._abilities.strength:
@@ -89,6 +89,8 @@ class WarmUpRequests:
             guidance_scale=abilities.default_guidance_scale if abilities.guidance_scale else None,
             num_frames=frames and (shape.num_frames or frames),
             fps=abilities.default_fps,
+            # Of so few steps a share may be none.
+            strength=1.0 if task in FROM_IMAGE_TASKS and abilities.strength else None,
         )
 
 

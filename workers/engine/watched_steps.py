@@ -11,11 +11,13 @@ from workers.engine.method_signatures import method_signature
 
 def watch_steps(
     scheduler: Any,
-    after_step: Callable[[Any], Any],
+    after_step: Callable[[Any, Any], Any],
     generators: Callable[[], list[torch.Generator]] = list,
     beside: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make `scheduler.step` return what `after_step` makes of its result; item 0 is the sample.
+    """Make `scheduler.step` return what `after_step` makes of its result and its timestep.
+
+    Item 0 of the result is the sample.
 
     Pipelines of flow models pass it no generator, as most of their schedulers draw nothing. One
     that does would draw from the generator of the process, so it gets `generators`, one for each
@@ -35,7 +37,7 @@ class _Watch:
 
     def __init__(
         self,
-        after_step: Callable[[Any], Any],
+        after_step: Callable[[Any, Any], Any],
         generators: Callable[[], list[torch.Generator]],
         beside: Callable[[], None],
     ) -> None:
@@ -44,11 +46,11 @@ class _Watch:
         self.generators = generators
         self._first: Callable[[], _WatchedStep | None] | None = None
 
-    def after(self, step: "_WatchedStep", result: Any) -> Any:
+    def after(self, step: "_WatchedStep", result: Any, time: Any) -> Any:
         if self._first is None:
             self._first = weakref.ref(step)
         if step is self._first():
-            return self._after_step(result)
+            return self._after_step(result, time)
         self._beside()
         return result
 
@@ -66,8 +68,9 @@ class _WatchedStep:
         self._step, self._watch = step, watch
         names = list(self.__signature__.parameters)
         # By position or by name; -1 is no position.
-        self._sample_at, self._generator_at = (
-            names.index(name) if name in names else -1 for name in ("sample", "generator")
+        self._sample_at, self._time_at, self._generator_at = (
+            names.index(name) if name in names else -1
+            for name in ("sample", "timestep", "generator")
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,9 +79,17 @@ class _WatchedStep:
             sample = args[at] if len(args) > at >= 0 else kwargs.get("sample")
             if sample is not None and len(sample) == len(own):
                 kwargs["generator"] = own
-        return self._watch.after(self, self._step(self._scheduler(), *args, **kwargs))
+        time = args[self._time_at] if len(args) > self._time_at >= 0 else kwargs.get("timestep")
+        return self._watch.after(self, self._step(self._scheduler(), *args, **kwargs), time)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_WatchedStep":
         # A scheduler that is being copied is there already; of its attributes alone there is none.
         copied = memo.get(id(self._scheduler()))
         return self if copied is None else _WatchedStep(copied, self._watch)
+
+
+def steps_from(scheduler: Any, time: Any) -> int:
+    """Return how many steps there are from the timestep `time` to the last, both counted."""
+    times = list(map(float, scheduler.timesteps))
+    here = None if time is None or getattr(time, "ndim", 0) else float(time)
+    return len(times) - (times.index(here) if here in times else 0)
