@@ -93,11 +93,12 @@ def _try(each: TestClass, theirs: Connection) -> None:
     """In a process of its own: build, save, load and try one pipeline."""
     findings = Findings(str(each))
     with tempfile.TemporaryDirectory() as name:
+        tempfile.tempdir, folder = name, Path(name) / "model"
         try:
             findings.status = "not built"
-            findings.pipeline, called_with = save_pipeline(each, Path(name))
+            findings.pipeline, called_with = save_pipeline(each, folder)
             findings.status = "not served"
-            try_folder(Path(name), called_with, findings)
+            try_folder(folder, called_with, findings)
         except ModelLoadFailed as error:
             findings.status, findings.reason = "not served", describe(error)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is a row

@@ -18,13 +18,13 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from scripts.families.parts import byte_tokenizer, tokenizer
+from scripts.family_sweep.encoders import ENCODERS, T5
 from workers.engine.image_text_processor import ImageTextProcessor
 
 # The first words come before others in the smallest vocabulary, of eight.
 WORDS = ("red", "blue", "cat", "fish", "a", "dog", "gold", "tall", "in", "the", "sea", "hat")
 _MARKS = ("<pad>", "</s>", "<s>", "<unk>")
 _EIGHT = 8
-_T5 = {"vocab_size": 1103, "d_model": 32, "d_ff": 37, "d_kv": 8, "num_layers": 2, "num_heads": 4}
 _CHAT = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
@@ -107,18 +107,12 @@ def _answer(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _made(kind: str, name: str, options: dict[str, Any]) -> Any:
-    if kind in _ENCODERS:
-        return _ENCODERS[kind]().eval()
+    if kind in ENCODERS:
+        return ENCODERS[kind]().eval()
+    if kind in _OTHERS:
+        return _OTHERS[kind]()
     if "Qwen" in name:
         return _qwen(kind, name)
-    if kind.startswith("SiglipImageProcessor"):
-        return transformers.SiglipImageProcessor(size={"height": 30, "width": 30})
-    if kind == "CLIPTokenizer":
-        return tokenizer(77)
-    if kind == "ChatGLMTokenizer":
-        return _chat_glm()
-    if kind == "AutoConfig":
-        return transformers.T5Config(**_T5)
     if "Tokenizer" in kind or name.endswith("only-processor"):
         made = words(_EIGHT if name.endswith("dummy-gemma") else None)
         made.model_max_length = options.get("model_max_length", made.model_max_length)
@@ -142,106 +136,24 @@ def _qwen_words() -> Any:
     return made
 
 
-def _chat_glm_model() -> Any:
-    from diffusers.pipelines.kolors import ChatGLMModel
-    from diffusers.pipelines.kolors.text_encoder import ChatGLMConfig
-
-    return ChatGLMModel(
-        ChatGLMConfig(
-            num_layers=2,
-            padded_vocab_size=200,
-            hidden_size=8,
-            ffn_hidden_size=16,
-            kv_channels=4,
-            num_attention_heads=2,
-            multi_query_attention=True,
-            add_qkv_bias=True,
-            original_rope=True,
-        )
-    )
-
-
 def _chat_glm() -> Any:
     import sentencepiece
     from diffusers.pipelines.kolors.tokenizer import ChatGLMTokenizer
 
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text"
-        text.write_text("\n".join([" ".join(WORDS)] * 9))
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(text), model_prefix=f"{folder}/words", vocab_size=40, hard_vocab_limit=False
-        )
-        return ChatGLMTokenizer(f"{folder}/words.model")
+    folder = tempfile.mkdtemp()  # it is read again when the tokenizer is saved
+    text = Path(folder) / "text"
+    text.write_text("\n".join([" ".join(WORDS)] * 9))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=f"{folder}/words", vocab_size=40, hard_vocab_limit=False
+    )
+    return ChatGLMTokenizer(f"{folder}/words.model")
 
 
-def _small(config: str, model: str, **options: Any) -> Callable[[], Any]:
-    sizes = {
-        "vocab_size": 1103,
-        "hidden_size": 32,
-        "intermediate_size": 37,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    library: Any = transformers
-    return lambda: getattr(library, model)(getattr(library, config)(**{**sizes, **options}))
-
-
-def _gemma3() -> Any:
-    text = {
-        "vocab_size": 1103,
-        "hidden_size": 16,
-        "intermediate_size": 37,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-    }
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
-    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
-    return transformers.Gemma3ForConditionalGeneration(config)
-
-
-def _qwen_vl(version: str) -> Callable[[], Any]:
-    text = {
-        "vocab_size": 152064,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rope_parameters": {
-            "mrope_section": [1, 1, 2],
-            "rope_type": "default",
-            "rope_theta": 1000000.0,
-        },
-    }
-    vision = {"depth": 1, "num_heads": 2, "patch_size": 14}
-    if version == "2":
-        vision |= {"embed_dim": 32, "hidden_size": 16}
-    else:
-        vision |= {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 16}
-        vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-    library: Any = transformers
-
-    def make() -> Any:
-        config = getattr(library, f"Qwen{version}VLConfig")(text_config=text, vision_config=vision)
-        return getattr(library, f"Qwen{version}VLForConditionalGeneration")(config)
-
-    return make
-
-
-_ENCODERS: dict[str, Callable[[], Any]] = {
-    "T5EncoderModel": lambda: transformers.T5EncoderModel(transformers.T5Config(**_T5)),
-    "UMT5EncoderModel": lambda: transformers.UMT5EncoderModel(transformers.UMT5Config(**_T5)),
-    "BertModel": _small("BertConfig", "BertModel"),
-    "LlamaForCausalLM": _small(
-        "LlamaConfig", "LlamaForCausalLM", hidden_size=16, num_key_value_heads=4
+_OTHERS: dict[str, Callable[[], Any]] = {
+    "AutoConfig": lambda: transformers.T5Config(**T5),
+    "CLIPTokenizer": lambda: tokenizer(77),
+    "ChatGLMTokenizer": _chat_glm,
+    "SiglipImageProcessorPil": lambda: transformers.SiglipImageProcessor(
+        size={"height": 30, "width": 30}
     ),
-    "SiglipVisionModel": _small("SiglipVisionConfig", "SiglipVisionModel", image_size=30),
-    "Gemma3ForConditionalGeneration": _gemma3,
-    "ChatGLMModel": _chat_glm_model,
-    "Qwen2VLForConditionalGeneration": _qwen_vl("2"),
-    "Qwen3VLForConditionalGeneration": _qwen_vl("3"),
 }

@@ -1,7 +1,6 @@
 """Tries one saved pipeline through the engine: alone, with others, ended half way, and counted."""
 
 import functools
-import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,10 +11,9 @@ import torch
 
 from configs.errors import ServingError
 from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import FROM_IMAGE_TASKS, VIDEO_TASKS, Parameters
-from scripts.families.trial import Watcher, pixels, small_inputs, together
-from workers.denoiser.merging import Unmergeable, layout
-from workers.devices.device_chunk import denoisers
+from routing.parameters import Parameters
+from scripts.families.trial import Watcher, pixels, small_inputs
+from scripts.family_sweep.merge_trial import ROUNDING, small_request, try_to_merge
 from workers.engine.engine import Engine, Generation
 from workers.engine.generation import frames_in, images_in, to_images, to_videos
 from workers.engine.observer import Interrupted
@@ -24,14 +22,7 @@ from workers.engine.pipeline_loader import load_pipeline
 from workers.engine.pipeline_tasks import task_pipelines
 
 _SEATS = 4
-_STEPS = 4
-# Longest that a call waits for others; theirs may be of another kind.
-_PATIENCE_S = 20.0
-_STRENGTH = 0.7
 _CANCELED_AT = 2
-_ROUNDING = 1
-# Of the last, the text is longer.
-_PROMPTS = ("a red cat", "a blue dog", "a gold fish in the tall blue sea")
 
 
 @dataclass
@@ -85,7 +76,7 @@ def try_folder(folder: Path, called_with: Mapping[str, Any], findings: Findings)
     findings.starts = "yes" if company == own else "no"
     engine._runs.in_company = ()
     for task in own:
-        asked = _request(engine, task, called_with)
+        asked = small_request(engine, task, called_with)
         expected, steps = _made_bare(bare[task], asked)
         watcher = Watcher()
         made = engine.generate(asked, watcher, small_inputs(task))
@@ -96,7 +87,7 @@ def try_folder(folder: Path, called_with: Mapping[str, Any], findings: Findings)
         counted = watcher.calls[-len(told) :] == told and made.steps == steps
         _note(findings, "counts", "" if counted else f"told {watcher.calls} of {steps}")
         _note(findings, "cancels", _cancel(engine, asked, made))
-    _note(findings, "merges", _merge(plan, own[0], called_with))
+    _note(findings, "merges", try_to_merge(plan, own[0], called_with))
     findings.status = "tried"
 
 
@@ -133,41 +124,27 @@ def _fit(pipe: Any, defaults: dict[str, Any]) -> None:
         defaults["num_frames"] = 1 + -(-(frames - 1) // step) * step
 
 
-def _request(engine: Engine, task: str, called_with: Mapping[str, Any], **changes: Any) -> Parameters:
-    abilities = engine.abilities
-    values: dict[str, Any] = {
-        "prompt": _PROMPTS[0],
-        "seed": 3,
-        "task": task,
-        "width": abilities.default_width,
-        "height": abilities.default_height,
-        "num_inference_steps": _STEPS,
-        "num_frames": abilities.default_frames if task in VIDEO_TASKS else None,
-        "fps": abilities.default_fps if task in VIDEO_TASKS else None,
-    }
-    if abilities.guidance_scale:
-        values["guidance_scale"] = called_with.get("guidance_scale", 3.0)
-    if task in FROM_IMAGE_TASKS and abilities.strength:
-        values["strength"] = _STRENGTH
-    return Parameters(**{**values, **changes})
-
-
 def _made_bare(pipe: Any, asked: Parameters) -> tuple[Any, int]:
     """Pixels of the pipeline without the engine, and how many steps it made."""
-    steps, step = [], pipe.scheduler.step
+    kind, steps = type(pipe.scheduler), dict[int, int]()
+    step = kind.step
 
     @functools.wraps(step)
-    def counted(*args: Any, **options: Any) -> Any:
-        steps.append(None)
-        return step(*args, **options)
+    def counted(scheduler: Any, *args: Any, **options: Any) -> Any:
+        # Those of copies are not steps of the whole.
+        steps[id(scheduler)] = steps.get(id(scheduler), 0) + 1
+        return step(scheduler, *args, **options)
 
-    pipe.scheduler.step = counted
-    with torch.inference_mode():
-        output = pipe(**call_arguments(asked, type(pipe), small_inputs(asked.task)))
-    pipe.scheduler.__dict__.pop("step")
+    kind.step = counted
+    try:
+        with torch.inference_mode():
+            output = pipe(**call_arguments(asked, type(pipe), small_inputs(asked.task)))
+    finally:
+        kind.step = step
+    count = next(iter(steps.values()))
     if asked.makes_video:
-        return to_videos(frames_in(output), 8.0)[0].frames.astype(int), len(steps)
-    return np.asarray(to_images(images_in(output))[0]).astype(int), len(steps)
+        return to_videos(frames_in(output), 8.0)[0].frames.astype(int), count
+    return np.asarray(to_images(images_in(output))[0]).astype(int), count
 
 
 def _difference_from(made: Generation, again: Generation, expected: Any) -> str:
@@ -175,7 +152,7 @@ def _difference_from(made: Generation, again: Generation, expected: Any) -> str:
     if one.shape != expected.shape:
         return f"shape {one.shape}, the bare pipeline {expected.shape}"
     worst = int(np.abs(one - expected).max())
-    if worst > _ROUNDING:
+    if worst > ROUNDING:
         return f"differs from the bare pipeline by {worst}"
     return "" if np.array_equal(one, pixels(again)) else "differs from itself"
 
@@ -188,58 +165,6 @@ def _cancel(engine: Engine, asked: Parameters, whole: Generation) -> str:
         after = engine.generate(asked, Watcher(), small_inputs(asked.task))
         return "" if np.array_equal(pixels(whole), pixels(after)) else "the next one differs"
     return "it was not ended"
-
-
-def _merge(plan: ReplicaPlan, task: str, called_with: Mapping[str, Any]) -> str:
-    merged, reason = _merge_prompts(plan, task, called_with, _PROMPTS)
-    if merged or reason.startswith("WRONG"):
-        return reason
-    merged, reason = _merge_prompts(plan, task, called_with, _PROMPTS[:2] + _PROMPTS[:1])
-    return "if the prompts are equally long" if merged else reason
-
-
-def _merge_prompts(
-    plan: ReplicaPlan, task: str, called_with: Mapping[str, Any], prompts: tuple[str, ...]
-) -> tuple[bool, str]:
-    # Anew: what an engine measured on a busy machine may keep it from merging.
-    engine, reasons = Engine.load(plan), list[str]()
-    for denoiser in denoisers(engine._pipe).values():
-        denoiser.register_forward_pre_hook(_looks(denoiser, reasons), with_kwargs=True)
-    asked = [
-        _request(engine, task, called_with, prompt=prompt, seed=seed)
-        for seed, prompt in enumerate(prompts)
-    ]
-    if asked[0].strength is not None:  # so few steps have no share that shows much
-        asked = [each.with_changes({"strength": 1.0}) for each in asked]
-    alone = [engine.generate(each, Watcher(), small_inputs(task)) for each in asked]
-    before = engine.rendezvous.histogram
-    made = together(engine, asked, _PATIENCE_S)
-    shared = {
-        size: count - before.get(size, 0)
-        for size, count in engine.rendezvous.histogram.items()
-        if size > 1
-    }
-    pairs = zip(made, alone, strict=True)
-    worst = max(int(np.abs(pixels(one) - pixels(other)).max()) for one, other in pairs)
-    if worst > _ROUNDING:
-        return False, f"WRONG: merged, pixels differ by {worst}"
-    if reasons:
-        return False, f"no: there is no rule for `{reasons[0]}`"
-    if not any(shared.values()) or min(each.batch_mean for each in made) == 1:
-        return False, "no: merged, outputs differ by more than rounding"
-    return True, ""
-
-
-def _looks(denoiser: Any, reasons: list[str]) -> Any:
-    names = list(inspect.signature(type(denoiser).forward).parameters)[1:]
-
-    def look(_: Any, args: Any, kwargs: Any) -> None:
-        try:
-            layout({**dict(zip(names, args, strict=False)), **kwargs})
-        except Unmergeable as error:
-            reasons.append(error.name)
-
-    return look
 
 
 def describe(error: BaseException) -> str:

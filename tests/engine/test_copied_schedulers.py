@@ -92,7 +92,7 @@ def test_steps_of_a_copy_beside_the_scheduler_are_no_steps_of_the_run():
     """As LTX-2 goes, whose sound has a scheduler of its own."""
     told: list[str] = []
 
-    def after(result: Any) -> Any:
+    def after(result: Any, _: Any) -> Any:
         told.append("step")
         return result
 

@@ -229,7 +229,7 @@ def test_what_differs_in_more_than_values_does_not_meet(changes: dict[str, Any])
         ("encoder_hidden_states", torch.zeros(3, 7, 5)),
         ("encoder_hidden_states", (torch.zeros(2, 7, 5), [torch.zeros(2, 1, 5)])),
         ("timestep", torch.zeros(3)),
-        ("img_ids", torch.zeros(2, 2, 3, 4)),
+        ("img_ids", torch.zeros(1, 2, 3, 4)),
         ("sample", torch.zeros(2)),
         ("sample", object()),
         ("attention_kwargs", {1: None, "scale": None}),  # which can not be sorted

@@ -48,6 +48,8 @@ SHARED = frozenset(
         "indices_latents_history_long",
     )
 )
+# Of them those that may have a row for each sample, all equal (Flux 2); others are whole.
+POSITION_ROWS = frozenset(("img_ids", "txt_ids"))
 # Lists with one entry for each row, all equal.
 ALIKE = frozenset(("img_shapes",))
 DICTS = frozenset(

@@ -21,6 +21,7 @@ from workers.denoiser.argument_rules import (
     DICTS,
     LAYERS,
     NUMBERS,
+    POSITION_ROWS,
     SAMPLES,
     SHARED,
     TIMES,
@@ -168,10 +169,11 @@ def _tensor_part(name: str, value: torch.Tensor, shape: _Shape) -> Hashable:
         return "frames", kind, shape.frames, tuple(value.shape[1:])
     if name in BY_SECOND and value.ndim > 1 and value.shape[1] == rows and form == "tensor":
         return "second", kind, value.shape[0], tuple(value.shape[2:])
-    # Flux 2 has a row of positions for each sample and reads the first alone; Cosmos one mask.
-    one_for_all = value.ndim < 3 or (value.ndim > 3 and len(value) == 1)
-    if name in SHARED and (one_for_all or (value.ndim == 3 and by_row)):
+    # Flux 2 has a row of positions for each sample and reads the first alone.
+    if name in POSITION_ROWS and (value.ndim < 3 or (value.ndim == 3 and by_row)):
         return "shared", kind, value.ndim, tuple(value.shape[-2:])
+    if name in SHARED - POSITION_ROWS:
+        return "shared", kind, tuple(value.shape)
     raise Unmergeable(name)
 
 
@@ -205,11 +207,14 @@ def _merge(name: str, values: Sequence[Any], rows: Sequence[int]) -> Any:
         return torch.cat(list(values), dim=int(name in BY_SECOND))
     if isinstance(first, dict):
         return {key: _merge(key, [each[key] for each in values], rows) for key in first}
-    if isinstance(first, (list, tuple)):
-        if name in LAYERS:
-            return type(first)(torch.cat(layer) for layer in zip(*values, strict=True))
-        return type(first)(row for value in values for row in value)
-    return first
+    return _merge_lists(name, values) if isinstance(first, (list, tuple)) else first
+
+
+def _merge_lists(name: str, values: Sequence[Any]) -> Any:
+    make = type(values[0])
+    if name in LAYERS:
+        return make(torch.cat(layer) for layer in zip(*values, strict=True))
+    return make(row for value in values for row in value)
 
 
 def _merge_shared(name: str, values: Sequence[Any]) -> Any:
@@ -218,7 +223,7 @@ def _merge_shared(name: str, values: Sequence[Any]) -> Any:
         return type(first)(_merge_shared(name, items) for items in zip(*values, strict=True))
     if not torch.is_tensor(first):
         return first
-    if first.ndim == 3:
+    if first.ndim == 3 and name in POSITION_ROWS:
         merged = torch.cat(list(values))
         if not torch.equal(merged, merged[:1].expand_as(merged)):
             raise Unmergeable(name)

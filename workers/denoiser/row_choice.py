@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from workers.denoiser.argument_rules import BY_FRAME, BY_SECOND, LAYERS, SHARED, TIMES
+from workers.denoiser.argument_rules import (
+    BY_FRAME,
+    BY_SECOND,
+    LAYERS,
+    POSITION_ROWS,
+    SHARED,
+    TIMES,
+)
 from workers.denoiser.merging import Arguments, Unmergeable
 
 # Dimensions of positions that each sample has a row of.
@@ -55,17 +62,22 @@ def _choose(name: str, value: Any, chosen: Sequence[int], rows: int) -> Any:
     if isinstance(value, Mapping):
         return {key: _choose(key, each, chosen, rows) for key, each in value.items()}
     if torch.is_tensor(value):
-        one_for_all = name in TIMES and value.ndim < 2 and value.numel() == 1
-        if one_for_all or (name in SHARED and value.ndim != _OF_EACH):
-            return value
-        indices = torch.tensor(chosen, device=value.device)
-        if name in BY_SECOND:
-            return value[:, indices]
-        if name in BY_FRAME and len(value) != rows:
-            return value.unflatten(0, (rows, -1))[indices].flatten(0, 1)
-        return value[indices]
+        return _choose_of_tensor(name, value, chosen, rows)
     if isinstance(value, (list, tuple)) and name in SHARED | LAYERS:
         return type(value)(_choose(name, each, chosen, rows) for each in value)
     if isinstance(value, (list, tuple)) and len(value) == rows:
         return type(value)(value[index] for index in chosen)
     return value
+
+
+def _choose_of_tensor(name: str, value: torch.Tensor, chosen: Sequence[int], rows: int) -> Any:
+    one_for_all = name in TIMES and value.ndim < 2 and value.numel() == 1
+    rows_of_positions = name in POSITION_ROWS and value.ndim == _OF_EACH
+    if one_for_all or (name in SHARED and not rows_of_positions):
+        return value
+    indices = torch.tensor(chosen, device=value.device)
+    if name in BY_SECOND:
+        return value[:, indices]
+    if name in BY_FRAME and len(value) != rows:
+        return value.reshape(rows, -1, *value.shape[1:])[indices].flatten(0, 1)
+    return value[indices]

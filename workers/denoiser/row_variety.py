@@ -42,7 +42,7 @@ def _values(arguments: Mapping[str, Any], rows: int) -> Iterator[tuple[str, Any]
         elif name in BY_SECOND and torch.is_tensor(value):
             yield name, value.transpose(0, 1)
         elif name in BY_FRAME and torch.is_tensor(value):
-            yield name, value.unflatten(0, (rows, -1))
+            yield name, value.reshape(rows, -1, *value.shape[1:])
         elif len(value):
             yield name, value
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from configs.errors import (
+    GenerationFailed,
     OutOfMemory,
     ServingError,
 )
@@ -105,7 +106,8 @@ class Engine:
     def warm_up(self) -> None:
         """Make one output of each warm-up size in two steps, so that no client gets the slow run.
 
-        The default size comes first, then those of `warmup_shapes`.
+        The default size comes first, then those of `warmup_shapes`. Further tasks of the same parts
+        that fail are not offered.
 
         Raises:
             GenerationError: When the model cannot make it; the replica must not become ready.
@@ -125,6 +127,12 @@ class Engine:
                 if self._is_right_in_company(requests.in_company(task))
             ]
 
+    def _offer_no_more(self, task: str, failure: GenerationFailed) -> None:
+        """Take away a further task of the parts that the warm-up showed they can not do."""
+        logger.warning("%s is not offered: %s", task, failure)
+        tasks = tuple(each for each in self.abilities.tasks if each != task)
+        self.abilities = replace(self.abilities, tasks=tasks)
+
     @property
     def rendezvous(self) -> Rendezvous:
         """Where the denoising loops of the requests meet."""
@@ -143,12 +151,18 @@ class Engine:
         return self._runs.turns.coming()
 
     def _is_right_in_company(self, parameters: Parameters) -> bool:
-        return is_right_in_company(
-            parameters,
-            str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
-            lambda asked, inputs: self.generate(asked, SilentObserver(), inputs),
-            self._runs.serve_at_once,
-        )
+        try:
+            return is_right_in_company(
+                parameters,
+                str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
+                lambda asked, inputs: self.generate(asked, SilentObserver(), inputs),
+                self._runs.serve_at_once,
+            )
+        except GenerationFailed as failure:
+            if parameters.task == self.abilities.tasks[0]:
+                raise
+            self._offer_no_more(parameters.task, failure)
+            return False
 
     def generate(
         self, parameters: Parameters, observer: Observer, inputs: Inputs | None = None

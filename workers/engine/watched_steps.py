@@ -91,5 +91,6 @@ class _WatchedStep:
 def steps_from(scheduler: Any, time: Any) -> int:
     """Return how many steps there are from the timestep `time` to the last, both counted."""
     times = list(map(float, scheduler.timesteps))
-    here = None if time is None or getattr(time, "ndim", 0) else float(time)
+    one = isinstance(time, (int, float)) or (torch.is_tensor(time) and time.numel() == 1)
+    here = float(time) if one else None
     return len(times) - (times.index(here) if here in times else 0)

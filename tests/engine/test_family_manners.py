@@ -1,0 +1,148 @@
+"""What some families do unlike all others, as `scripts.family_sweep` showed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKLAllegro,
+    DDPMScheduler,
+    IFPipeline,
+    StableDiffusionInpaintPipeline,
+    UNet2DConditionModel,
+)
+from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipelineOutput
+from diffusers.pipelines.kandinsky5.pipeline_output import KandinskyImagePipelineOutput
+
+from configs.errors import GenerationFailed
+from configs.pipeline_settings import PipelineSettings
+from routing.parameters import Parameters
+from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
+from scripts.families.parts import t5, tokenizer
+from scripts.families.trial import Watcher, small_inputs, small_request
+from tests.engine.conftest import plan
+from workers.engine.abilities import inspect_abilities
+from workers.engine.engine import Engine
+from workers.engine.generation import frames_in, images_in
+from workers.engine.pipeline_arguments import call_arguments
+from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.pipeline_settings import apply_settings
+from workers.engine.pipeline_tasks import own_tasks
+from workers.engine.warm_up_requests import WarmUpRequests
+
+
+def deepfloyd() -> Any:
+    """DeepFloyd IF, which denoises pixels and has no autoencoder."""
+    torch.manual_seed(0)
+    return IFPipeline(
+        tokenizer=tokenizer(),
+        text_encoder=t5(),
+        unet=UNet2DConditionModel(
+            sample_size=32,
+            in_channels=3,
+            out_channels=6,
+            layers_per_block=1,
+            block_out_channels=(16, 32),
+            down_block_types=("DownBlock2D", "SimpleCrossAttnDownBlock2D"),
+            up_block_types=("SimpleCrossAttnUpBlock2D", "UpBlock2D"),
+            mid_block_type="UNetMidBlock2DSimpleCrossAttn",
+            cross_attention_dim=32,
+            encoder_hid_dim=32,
+            attention_head_dim=8,
+            norm_num_groups=8,
+        ),
+        scheduler=DDPMScheduler(variance_type="learned_range"),
+        safety_checker=None,
+        feature_extractor=None,
+        watermarker=None,
+        requires_safety_checker=False,
+    )
+
+
+def test_a_family_without_autoencoder_runs_and_tells_the_steps_that_it_does_not_count(
+    tmp_path: Path,
+):
+    deepfloyd().save_pretrained(tmp_path)
+    pipe = load_pipeline(plan(tmp_path))
+    engine = Engine(pipe, inspect_abilities(pipe, {}))
+    assert engine.abilities.tasks == (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT)
+    for task, strength, steps in ((TEXT_TO_IMAGE, None, 4), (IMAGE_TO_IMAGE, 0.5, 2)):
+        asked = small_request(
+            engine.abilities, task, num_inference_steps=4, strength=strength, width=32, height=32
+        )
+        watcher = Watcher()
+        made = engine.generate(asked, watcher, small_inputs(task))
+        assert made.steps == steps
+        assert watcher.calls[-steps:] == [(step, steps) for step in range(1, steps + 1)]
+
+
+def test_a_further_task_that_fails_at_the_warm_up_is_not_offered(
+    pipe: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("no mask today")
+
+    monkeypatch.setattr(StableDiffusionInpaintPipeline, "prepare_mask_latents", fail)
+    engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=2)
+    engine.warm_up()
+    assert engine.abilities.tasks == (TEXT_TO_IMAGE, IMAGE_TO_IMAGE)
+
+
+def test_a_model_whose_own_task_fails_at_the_warm_up_does_not_become_ready(
+    pipe: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("no latents today")
+
+    monkeypatch.setattr(type(pipe), "prepare_latents", fail)
+    engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=2)
+    with pytest.raises(GenerationFailed, match="no latents today"):
+        engine.warm_up()
+
+
+def test_outputs_are_found_by_whatever_name_a_family_has_for_them():
+    image = np.zeros((1, 8, 8, 3))
+    assert images_in(KandinskyImagePipelineOutput(image=image)) is image
+    video = np.zeros((5, 8, 8, 3))
+    assert frames_in(Cosmos3OmniPipelineOutput(video=video)).shape == (1, 5, 8, 8, 3)
+
+
+def arguments(name: str, **changes: Any) -> dict[str, Any]:
+    usual = {"prompt": "a", "seed": 1, "width": 32, "height": 32, "num_inference_steps": 4}
+    return call_arguments(Parameters(**{**usual, **changes}), getattr(diffusers, name))
+
+
+def test_families_are_called_as_they_can_be():
+    assert arguments("EasyAnimatePipeline")["negative_prompt"] == ""
+    assert arguments("EasyAnimatePipeline", negative_prompt="x")["negative_prompt"] == "x"
+    assert arguments("SanaSprintPipeline")["intermediate_timesteps"] is None
+    assert "intermediate_timesteps" not in arguments("SanaSprintPipeline", num_inference_steps=2)
+    assert arguments("SanaVideoPipeline", num_frames=9)["frames"] == 9
+    assert isinstance(arguments("HeliosPipeline")["generator"], torch.Generator)
+
+
+def test_a_video_beside_the_image_is_not_needed():
+    assert own_tasks(diffusers.LTXConditionPipeline)
+    assert not own_tasks(diffusers.CogVideoXVideoToVideoPipeline)
+
+
+def test_an_autoencoder_that_works_in_tiles_only_has_them():
+    vae = AutoencoderKLAllegro(
+        block_out_channels=(8, 8, 8, 8),
+        down_block_types=("AllegroDownBlock3D",) * 4,
+        up_block_types=("AllegroUpBlock3D",) * 4,
+        norm_num_groups=2,
+        layers_per_block=1,
+    )
+    apply_settings(SimpleNamespace(components={"vae": vae}), PipelineSettings())
+    assert vae.use_tiling
+
+
+def test_the_warm_up_from_an_image_makes_all_its_steps(pipe: Any):
+    image_first = inspect_abilities(diffusers.StableDiffusionImg2ImgPipeline(**pipe.components), {})
+    for parameters, _ in WarmUpRequests(image_first, ()).of_each_size():
+        assert (parameters.task, parameters.strength) == (IMAGE_TO_IMAGE, 1.0)
