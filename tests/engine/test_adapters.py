@@ -208,6 +208,14 @@ def test_weights_come_in_the_type_of_the_part(folder: Path, parameters: MakePara
         assert not any(layer.training for layer in part.modules())
 
 
+def test_layers_are_not_made_in_inference_mode(folder: Path, parameters: MakeParameters):
+    """Weights that torchao quantized can not be in such layers."""
+    engine = Engine.load(plan(pipeline=PipelineSettings(lora_dir=str(folder))))
+    engine.generate(parameters(lora=(BOTH,), num_inference_steps=2), Recorder())
+    for part in (engine._pipe.unet, engine._pipe.text_encoder):
+        assert not any(weight.is_inference() for weight in part.parameters())
+
+
 def test_a_name_that_stands_for_two_is_refused(folder: Path, pipe: Any):
     modules = {"style": LoraSource("org/style")}
     settings = PipelineSettings(lora_dir=str(folder), lora_modules=modules)

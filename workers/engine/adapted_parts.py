@@ -45,7 +45,8 @@ class AdaptedParts:
         """
         self._text_active = None
         options = {"weight_name": source.weight_name, "revision": source.revision}
-        with _quiet():
+        # Layers that are made in inference mode stay so, which quantized weights can not be in.
+        with _quiet(), torch.inference_mode(mode=False), torch.no_grad():
             self._pipe.load_lora_weights(
                 source.path,
                 adapter_name=name,
