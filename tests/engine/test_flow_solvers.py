@@ -164,6 +164,21 @@ def test_a_solver_reckons_in_float32_and_runs_again(name: str, dtype: torch.dtyp
     assert torch.isfinite(value).all()
 
 
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_pipeline_may_write_the_next_sample_over_the_last(name: str):
+    """As SkyReels-V2 does, frame by frame; solvers of the second order come back to the last."""
+    ends = []
+    for overwrites in (False, True):
+        scheduler = made_scheduler(OWN["sd3"][0], name)
+        scheduler.set_timesteps(5)
+        value = torch.linspace(-1, 1, 8)
+        for timestep in scheduler.timesteps:
+            stepped = scheduler.step(-value.sin(), timestep, value, return_dict=False)[0]
+            value = value.copy_(stepped) if overwrites else stepped
+        ends.append(value)
+    assert torch.equal(*ends)
+
+
 def test_the_list_goes_by_the_schedule_and_by_what_the_pipeline_gives_the_step():
     flow, plain = FlowMatchEulerDiscreteScheduler, [FluxPipeline]
     assert offered_schedulers(flow(), plain) == SOLVERS

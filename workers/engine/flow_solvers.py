@@ -113,9 +113,11 @@ class _Solved:
             self._leaps = _leaps(self._solver.sigmas)
         if self._step_index in self._leaps:
             self._solver.lower_order_nums = 0  # begins anew with a step of the first order
-        # In float32, for multistep solvers subtract outputs that are nearly equal.
+        # In float32, for multistep solvers subtract outputs that are nearly equal. Of its own, for
+        # solvers come back to the sample, and a pipeline may write the next one over it.
+        own = sample.to(torch.float32, copy=True)
         stepped = self._solver.step(
-            model_output.float(), self._solver.timesteps[0], sample.float(), return_dict=False
+            model_output.float(), self._solver.timesteps[0], own, return_dict=False
         )[0].to(model_output.dtype)
         self._step_index += 1
         if not return_dict:
