@@ -171,7 +171,7 @@ def test_a_pipeline_may_write_the_next_sample_over_the_last(name: str):
     for overwrites in (False, True):
         scheduler = made_scheduler(OWN["sd3"][0], name)
         scheduler.set_timesteps(5)
-        value = torch.linspace(-1, 1, 8)
+        value = torch.linspace(-1, 1, 8).reshape(1, 8)
         for timestep in scheduler.timesteps:
             stepped = scheduler.step(-value.sin(), timestep, value, return_dict=False)[0]
             value = value.copy_(stepped) if overwrites else stepped
