@@ -54,8 +54,13 @@ def test_classes(checkout: Path) -> Iterator[TestClass]:
     for path in sorted(checkout.glob("tests/pipelines/*/test_*.py")):
         module = ".".join(path.relative_to(checkout).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and any(
-                isinstance(item, ast.FunctionDef) and item.name == _BUILDER for item in node.body
+            if (
+                isinstance(node, ast.ClassDef)
+                and node.bases
+                and any(
+                    isinstance(item, ast.FunctionDef) and item.name == _BUILDER
+                    for item in node.body
+                )
             ):
                 yield TestClass(module, node.name)
 

@@ -43,12 +43,14 @@ OWN_WAYS = {
     ("EasyAnimate", "inpaint_latents"): by_rows(4, 2, 8, 8),
     ("LTX", "video_coords"): by_rows(3, 9),
     ("Helios", "latents_history_short"): by_rows(4, 2, 8, 8),
+    ("LTX-2", "audio_hidden_states"): by_rows(9, 6),
     ("OmniGen", "input_img_latents"): lambda *_: [],
 }
 SHARED = {
     ("Kandinsky 5", "visual_rope_pos"): [torch.arange(2), torch.arange(3)],
     ("Kandinsky 5", "scale_factor"): (1.0, 2.0, 2.0),
     ("Cosmos", "padding_mask"): torch.ones(1, 1, 8, 8),
+    ("LTX-2", "spatio_temporal_guidance_blocks"): [3, 5],
     ("CogVideoX", "ofs"): torch.full((1,), 2.0),
     ("Helios", "indices_hidden_states"): torch.arange(5).unsqueeze(0),
     ("Krea 2", "position_ids"): torch.arange(6).reshape(2, 3),

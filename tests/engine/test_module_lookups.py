@@ -113,3 +113,14 @@ def test_dropout_rests_only_where_there_is_no_training():
     hidden = torch.ones(64, 2)
     assert served.rest(hidden) is hidden
     assert (trained.rest(hidden) == 0).any()
+
+
+def test_layers_take_their_argument_by_its_name_too():
+    linear = torch.nn.Linear(4, 4)
+    layers = torch.nn.Sequential(linear, torch.nn.Dropout()).eval()
+    sample = torch.ones(1, 4)
+    expected = linear(sample)
+    note_places(layers)
+    assert "forward" in linear.__dict__
+    assert torch.equal(linear(input=sample), expected)
+    assert torch.equal(layers[1](input=sample), sample)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from sentencepiece import SentencePieceTrainer
+from transformers import T5Tokenizer
 
 from configs.errors import ModelLoadFailed
 from tests.engine.conftest import BUNDLED, plan
@@ -113,3 +115,19 @@ def test_the_strength_of_the_stage_comes_before_the_model_s(
     pipe: Any, defaults: dict[str, Any], strength: float
 ):
     assert inspect_abilities(pipe, defaults).default_strength == strength
+
+
+def test_a_tokenizer_that_is_a_sentencepiece_file_and_nothing_else_is_read(tmp_path: Path):
+    text = tmp_path / "text"
+    text.write_text("\n".join(["a red circle on a blue ground and a cat in a hat"] * 50))
+    SentencePieceTrainer.train(
+        input=str(text),
+        model_prefix=str(tmp_path / "spiece"),
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    for name in ("text", "spiece.vocab"):
+        (tmp_path / name).unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}')
+    assert len(T5Tokenizer.from_pretrained(tmp_path)("a red circle").input_ids) > 3

@@ -19,6 +19,8 @@ BY_ROW = frozenset(
         *("original_size", "target_size", "crop_coords", "pooled_embeds"),
         *("prior_token_id", "prior_token_drop", "video_coords", "condition_mask"),
         *("inpaint_latents", "control_latents", "text_bth", "text_lens"),
+        *("audio_hidden_states", "audio_encoder_hidden_states", "audio_coords"),
+        *("audio_encoder_attention_mask", "perturbation_mask"),
         *("latents_clean", "latents_history_2x", "latents_history_4x"),
         *("latents_history_short", "latents_history_mid", "latents_history_long"),
     )
@@ -30,12 +32,18 @@ BY_SECOND = frozenset(("encoder_hidden_states_llama3",))
 # Lists of tensors, one for each layer of a text encoder, that have a row for each sample.
 LAYERS = frozenset(("text_encoder_layers",))
 # One number for all rows or one for each.
-TIMES = frozenset(("timestep", "timesteps", "t", "timestep_r", "guidance"))
+TIMES = frozenset(
+    (
+        *("timestep", "timesteps", "t", "timestep_r", "guidance"),
+        *("audio_timestep", "sigma", "audio_sigma"),
+    )
+)
 # Masks, each with its text. In a call that names its mask a text may be made longer.
 TEXT_MASKS = {
     "encoder_hidden_states_mask": "encoder_hidden_states",
     "encoder_attention_mask": "encoder_hidden_states",
     "encoder_attention_mask_2": "encoder_hidden_states_2",
+    "audio_encoder_attention_mask": "audio_encoder_hidden_states",
 }
 # Positions and the like: the same for every row, so they must be equal.
 SHARED = frozenset(
@@ -45,17 +53,18 @@ SHARED = frozenset(
         *("indices_latents", "indices_latents_clean", "indices_hidden_states"),
         *("indices_latents_history_2x", "indices_latents_history_4x"),
         *("indices_latents_history_short", "indices_latents_history_mid"),
-        "indices_latents_history_long",
+        *("indices_latents_history_long", "spatio_temporal_guidance_blocks", "skip_layers"),
     )
 )
 # Of them those that may have a row for each sample, all equal (Flux 2); others are whole.
 POSITION_ROWS = frozenset(("img_ids", "txt_ids"))
 # Lists with one entry for each row, all equal.
-ALIKE = frozenset(("img_shapes",))
+ALIKE = frozenset(("img_shapes", "fps"))
 DICTS = frozenset(
     ("added_cond_kwargs", "attention_kwargs", "cross_attention_kwargs", "joint_attention_kwargs")
 )
 # Numbers that mean the same for any number of rows.
 _SIZES = ("patch_size", "f_patch_size", "num_frames", "height", "width", "fps", "frame_rate")
 _SCALES = ("scale", "rope_interpolation_scale", "scale_factor", "base_sequence_length")
-NUMBERS = TIMES | {*_SIZES, *_SCALES}
+_LAYERS = ("spatio_temporal_guidance_blocks", "skip_layers")
+NUMBERS = TIMES | {*_SIZES, *_SCALES, *_LAYERS, "audio_num_frames"}

@@ -199,7 +199,7 @@ def _merge(name: str, values: Sequence[Any], rows: Sequence[int]) -> Any:
     first = values[0]
     if name in SHARED:
         return _merge_shared(name, values)
-    if name in ALIKE and first:
+    if name in ALIKE and isinstance(first, (list, tuple)) and first:
         return type(first)([first[0]] * sum(rows))
     if torch.is_tensor(first):
         if name in TIMES and first.ndim < 2:

@@ -34,9 +34,10 @@ def note_places(module: torch.nn.Module) -> None:
             owner.__dict__["forward"] = partial(_linear, owner._parameters)
 
 
-def _as_it_is(hidden: Any) -> Any:
-    return hidden
+# Torch calls it `input`, and so do those that name it (the linear layers of AnimateDiff's motion).
+def _as_it_is(input: Any) -> Any:  # noqa: A002
+    return input
 
 
-def _linear(weights: Mapping[str, Any], hidden: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.linear(hidden, weights["weight"], weights["bias"])
+def _linear(weights: Mapping[str, Any], input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    return torch.nn.functional.linear(input, weights["weight"], weights["bias"])

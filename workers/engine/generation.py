@@ -80,13 +80,21 @@ def output_of(output: Any, rows: slice, total: int) -> Any:
 
 def images_in(output: Any) -> Any:
     """Return the images of a pipeline's output, whatever it calls them."""
-    return output["images" if "images" in output else "image"]
+    return _made_in(output, ("images", "image"))
 
 
 def frames_in(output: Any) -> Any:
     """Return the videos of a pipeline's output, whatever it calls them."""
+    made = _made_in(output, ("frames", "video"))
     # Cosmos 3 alone has one video, and not a list of one.
-    return output["frames"] if "frames" in output else output["video"][None]
+    return made if "frames" in output else made[None]
+
+
+def _made_in(output: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in output:
+            return output[name]
+    raise ValueError(f"{type(output).__name__} has no {names[0]}")
 
 
 def to_images(pixels: Any) -> tuple[Image.Image, ...]:

@@ -44,7 +44,7 @@ def task_classes(pipe: Any) -> dict[str, Any]:
         raise ModelLoadFailed(
             f"{name} has {len(schedulers)} noise schedulers; pipelines with one are served"
         )
-    tasks = {} if "controlnet" in pipe.components else dict.fromkeys(own_tasks(own), own)
+    tasks = {} if _needs_more(pipe) else dict.fromkeys(own_tasks(own), own)
     if not tasks:
         raise ModelLoadFailed(
             f"{name} makes neither images nor videos from a prompt, or needs more than a prompt, an"
@@ -76,6 +76,15 @@ def own_tasks(pipeline_class: Any) -> tuple[str, ...]:
     tasks = (*((text,) if from_text else ()), *((image,) if "image" in taken else ()))
     # Where the size is not an argument, it is that of the image.
     return tasks if "image" in taken or taken.keys() >= {"width", "height"} else ()
+
+
+def _needs_more(pipe: Any) -> bool:
+    """Tell whether the parts need an image that requests have no field for."""
+    parts = pipe.components
+    several_adapters = type(parts.get("adapter")).__name__ == "MultiAdapter"
+    # Wan that was trained with a first and a last image.
+    last_image = getattr(parts.get("transformer"), "config", {}).get("pos_embed_seq_len")
+    return "controlnet" in parts or several_adapters or bool(last_image)
 
 
 def _image_is_optional(pipeline_class: Any) -> bool:
