@@ -106,7 +106,8 @@ an argument that no rule covers, its requests run their steps alone.
 The table is what came out when a tiny pipeline of each family, of random weights, was saved to a
 folder, loaded by the loader of the replicas and run by their engine, on a CPU:
 `python -m scripts.models_table --write`. A test runs it again. **None but the bundled model was run
-for it with its real weights.**
+for it with its real weights.** [families.md](families.md) has the pipelines beyond these: every one
+that diffusers tests itself with, tried in the same way.
 
 | family | pipeline | tasks | merges | cancel | preview | size multiple | LoRA | context parallel \
 | schedulers |

@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 
 from configs.errors import ModelLoadFailed
 from scripts.family_sweep.dummy_pipelines import TestClass, save_pipeline, test_classes
-from scripts.family_sweep.report import table, totals
+from scripts.family_sweep.report import left_out, table, totals
 from scripts.family_sweep.trial import Findings, describe, try_folder
 
 _LIMIT_S = 300.0
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(findings)
         print(f"{len(results)}/{len(found)} {json.dumps(findings.as_document())}", file=sys.stderr)
     results.sort(key=lambda each: each.test)
-    print("\n".join(table(results)))
+    print("\n".join([*table(results), "", *left_out(results)]))
     counts = totals(results)
     print("\n" + "\n".join(f"- {name}: {count}" for name, count in counts.items()))
     print(json.dumps({"totals": counts, "families": [each.as_document() for each in results]}))
@@ -96,7 +97,7 @@ def _try(each: TestClass, theirs: Connection) -> None:
         tempfile.tempdir, folder = name, Path(name) / "model"
         try:
             findings.status = "not built"
-            findings.pipeline, called_with = save_pipeline(each, folder)
+            called_with = save_pipeline(each, folder, partial(setattr, findings, "pipeline"))
             findings.status = "not served"
             try_folder(folder, called_with, findings)
         except ModelLoadFailed as error:

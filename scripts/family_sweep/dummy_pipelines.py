@@ -7,7 +7,7 @@ import ast
 import importlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,11 @@ def test_classes(checkout: Path) -> Iterator[TestClass]:
                 yield TestClass(module, node.name)
 
 
-def save_pipeline(found: TestClass, folder: Path) -> tuple[str, dict[str, Any]]:
+def save_pipeline(found: TestClass, folder: Path, tell: Callable[[str], None]) -> Mapping[str, Any]:
     """Build the pipeline of a class and save it to `folder`, as models are saved.
 
-    The checkout must be the first place that modules are imported from. Returns the name of the
-    pipeline's class and what the test calls it with.
+    The checkout must be the first place that modules are imported from. `tell` is told the name of
+    the pipeline's class. Returns what the test calls it with.
 
     Raises:
         ModelLoadFailed: It is of no task that is served.
@@ -77,6 +77,7 @@ def save_pipeline(found: TestClass, folder: Path) -> tuple[str, dict[str, Any]]:
     with hub_stand_ins():
         made = getattr(importlib.import_module(found.module), found.name)()
         name = _own_name(made.pipeline_class)
+        tell(name)
         if not own_tasks(getattr(diffusers, name)):
             raise ModelLoadFailed(
                 f"{name} needs or makes something that requests have no field for"
@@ -92,7 +93,8 @@ def save_pipeline(found: TestClass, folder: Path) -> tuple[str, dict[str, Any]]:
     pipe = pipeline_class(**components)
     pipe.save_pretrained(folder)
     _name_real_parts(folder / "model_index.json")
-    return name, inputs
+    called_with: Mapping[str, Any] = inputs
+    return called_with
 
 
 def _own_name(pipeline_class: Any) -> str:

@@ -1,10 +1,12 @@
-"""The table and the totals of a sweep over families. Knows no pipelines."""
+"""The tables and the totals of a sweep over families. Knows no pipelines."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from scripts.family_sweep.trial import Findings
 
 _GOOD = ("runs", "cancels", "counts")
+_LEFT_OUT = ("not built", "not served")
 
 
 def is_at_fault(findings: Findings) -> bool:
@@ -16,22 +18,22 @@ def is_at_fault(findings: Findings) -> bool:
 
 
 def table(results: Sequence[Findings]) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
-    yield "| pipeline | test | tasks | runs | merges | start together | cancel | steps |"
-    yield "|---|---|---|---|---|---|---|---|"
+    """Yield the lines of a table in Markdown, of those that are built and served."""
+    yield "| pipeline | tasks | as the bare pipeline | merges | start together | cancel | steps |"
+    yield "|---|---|---|---|---|---|---|"
+    lines = dict.fromkeys(_line(each) for each in results if each.status not in _LEFT_OUT)
+    yield from sorted(lines)
+
+
+def left_out(results: Sequence[Findings]) -> Iterator[str]:
+    """Yield the lines of a list in Markdown: which were not tried, and why."""
+    names = defaultdict[tuple[str, str], set[str]](set)
     for each in results:
-        tried = each.status == "tried"
-        cells = (
-            f"`{each.pipeline}`" if each.pipeline else "",
-            f"`{each.test}`",
-            ", ".join(each.tasks),
-            each.runs if tried else f"{each.status}: {each.reason}",
-            each.merges,
-            each.starts,
-            each.cancels,
-            each.counts,
-        )
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+        if each.status in _LEFT_OUT:
+            name = each.pipeline or each.test
+            names[each.status, each.reason.replace(name, "it")].add(f"`{name}`")
+    for (status, reason), whose in sorted(names.items()):
+        yield f"- {status}: {reason}: {', '.join(sorted(whose))}"
 
 
 def totals(results: Sequence[Findings]) -> dict[str, int]:
@@ -51,3 +53,17 @@ def totals(results: Sequence[Findings]) -> dict[str, int]:
         "count their steps": sum(each.counts == "yes" for each in tried),
         "at fault": sum(map(is_at_fault, results)),
     }
+
+
+def _line(findings: Findings) -> str:
+    tried = findings.status == "tried"
+    cells = (
+        f"`{findings.pipeline or findings.test}`",
+        ", ".join(findings.tasks),
+        findings.runs if tried else f"{findings.status}: {findings.reason}",
+        findings.merges,
+        findings.starts,
+        findings.cancels,
+        findings.counts,
+    )
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

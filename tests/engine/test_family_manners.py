@@ -104,6 +104,21 @@ def test_a_model_whose_own_task_fails_at_the_warm_up_does_not_become_ready(
         engine.warm_up()
 
 
+def test_a_pipeline_whose_library_is_missing_says_so(pipe: Any, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise NameError("name 'transforms' is not defined")
+
+    monkeypatch.setattr(type(pipe), "prepare_latents", fail)
+    engine = Engine(pipe, inspect_abilities(pipe, {}))
+    with pytest.raises(GenerationFailed, match="a library that this pipeline needs is missing"):
+        engine.warm_up()
+
+
+def test_what_makes_no_pictures_is_told_by_its_name():
+    with pytest.raises(ValueError, match="KandinskyImagePipelineOutput has no frames"):
+        frames_in(KandinskyImagePipelineOutput(image=np.zeros((1, 8, 8, 3))))
+
+
 def test_outputs_are_found_by_whatever_name_a_family_has_for_them():
     image = np.zeros((1, 8, 8, 3))
     assert images_in(KandinskyImagePipelineOutput(image=image)) is image
