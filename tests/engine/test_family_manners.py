@@ -18,12 +18,13 @@ from diffusers import (
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipelineOutput
 from diffusers.pipelines.kandinsky5.pipeline_output import KandinskyImagePipelineOutput
 
-from configs.errors import GenerationFailed
+from configs.errors import GenerationFailed, ModelLoadFailed
 from configs.pipeline_settings import PipelineSettings
 from routing.parameters import Parameters
-from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
+from routing.tasks import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE
 from scripts.families.parts import t5, tokenizer
 from scripts.families.trial import Watcher, small_inputs, small_request
+from scripts.families.wan import wan_image_to_video
 from tests.engine.conftest import plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -31,7 +32,7 @@ from workers.engine.generation import frames_in, images_in
 from workers.engine.pipeline_arguments import call_arguments
 from workers.engine.pipeline_loader import load_pipeline
 from workers.engine.pipeline_settings import apply_settings
-from workers.engine.pipeline_tasks import own_tasks
+from workers.engine.pipeline_tasks import own_tasks, task_classes
 from workers.engine.warm_up_requests import WarmUpRequests
 
 
@@ -143,6 +144,14 @@ def test_families_are_called_as_they_can_be():
 def test_a_video_beside_the_image_is_not_needed():
     assert own_tasks(diffusers.LTXConditionPipeline)
     assert not own_tasks(diffusers.CogVideoXVideoToVideoPipeline)
+
+
+def test_wan_for_a_first_and_a_last_image_is_refused():
+    pipe = wan_image_to_video()
+    assert list(task_classes(pipe)) == [IMAGE_TO_VIDEO]
+    pipe.transformer.register_to_config(pos_embed_seq_len=514)
+    with pytest.raises(ModelLoadFailed, match="needs more than a prompt, an image and a mask"):
+        task_classes(pipe)
 
 
 def test_an_autoencoder_that_works_in_tiles_only_has_them():

@@ -83,8 +83,9 @@ def _needs_more(pipe: Any) -> bool:
     parts = pipe.components
     several_adapters = type(parts.get("adapter")).__name__ == "MultiAdapter"
     # Wan that was trained with a first and a last image.
-    last_image = getattr(parts.get("transformer"), "config", {}).get("pos_embed_seq_len")
-    return "controlnet" in parts or several_adapters or bool(last_image)
+    config = getattr(parts.get("transformer"), "config", {})
+    last_image = type(pipe).__name__.startswith("Wan") and bool(config.get("pos_embed_seq_len"))
+    return "controlnet" in parts or several_adapters or last_image
 
 
 def _image_is_optional(pipeline_class: Any) -> bool:
