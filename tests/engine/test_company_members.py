@@ -194,3 +194,20 @@ def test_where_a_company_fails_each_runs_by_itself_and_only_the_culprit_fails(
     for index in range(3):
         assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
     assert "4 requests that started together failed, each runs by itself" in caplog.text
+
+
+def test_where_there_is_no_thread_for_a_company_each_runs_by_itself(
+    company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
+):
+    alone = company.alone(asked)
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "company":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    made = [each.result(TIMEOUT_S) for each in company.start(asked, [Recorder() for _ in asked])]
+    assert max(difference(one, other) for one, other in zip(made, alone, strict=True)) <= 1
+    assert company.engine.requests_waiting == 0

@@ -114,11 +114,7 @@ class PipelineRuns:
             if len(company) == 1:
                 return self._run(pipe, company)[0]
             if company:
-                # In a thread of its own, which no request's end ends. The process waits for it to
-                # end: a thread that is cut off inside torch aborts the process.
-                threading.Thread(
-                    target=self._run_company, args=(pipe, company), name="company", daemon=False
-                ).start()
+                self._start_company(pipe, company)
             generation = seat.result()
             if generation is not None:
                 return generation
@@ -140,6 +136,20 @@ class PipelineRuns:
         pipe = self._copies.copy_for(seat.parameters, seat.inputs)
         self.prompts.watch(pipe, lambda: self.adapters.text_state(seat.parameters.lora))
         return pipe
+
+    def _start_company(self, pipe: Any, company: Sequence[Seat]) -> None:
+        """Run a company in a thread of its own, which no request's end ends."""
+        # The process waits for it: a thread that is cut off inside torch aborts the process.
+        thread = threading.Thread(
+            target=self._run_company, args=(pipe, company), name="company", daemon=False
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the host has no thread left
+            _logger.warning("no thread for requests that start together: %s", error)
+            self.turns.pass_on()
+            for seat in company:
+                seat.run_by_itself()
 
     def _run_company(self, pipe: Any, company: Sequence[Seat]) -> None:
         failure = None
