@@ -124,3 +124,15 @@ def test_layers_take_their_argument_by_its_name_too():
     assert "forward" in linear.__dict__
     assert torch.equal(linear(input=sample), expected)
     assert torch.equal(layers[1](input=sample), sample)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}])
+def test_a_layer_norm_is_as_it_was(options: dict[str, bool]):
+    norm, sample = torch.nn.LayerNorm((3, 2), eps=1e-3, **options), torch.randn(4, 3, 2)
+    for weights in norm.parameters():
+        torch.nn.init.normal_(weights)
+    expected = norm(sample)
+    note_places(norm)
+    assert "forward" in norm.__dict__
+    assert torch.equal(norm(sample), expected)
+    assert torch.equal(norm(input=sample), expected)

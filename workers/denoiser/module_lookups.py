@@ -32,11 +32,24 @@ def note_places(module: torch.nn.Module) -> None:
         elif type(owner) is torch.nn.Linear and "weight" in owner._parameters:
             # The dictionary, for the weights in it may change. In a copy it is the copy's.
             owner.__dict__["forward"] = partial(_linear, owner._parameters)
+        elif type(owner) is torch.nn.LayerNorm:
+            owner.__dict__["forward"] = partial(
+                _layer_norm, owner._parameters, owner.normalized_shape, owner.eps
+            )
 
 
 # Torch calls it `input`, and so do those that name it (the linear layers of AnimateDiff's motion).
 def _as_it_is(input: Any) -> Any:  # noqa: A002
     return input
+
+
+def _layer_norm(
+    weights: Mapping[str, Any],
+    shape: tuple[int, ...],
+    eps: float,
+    input: torch.Tensor,  # noqa: A002
+) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(input, shape, weights["weight"], weights["bias"], eps)
 
 
 def _linear(weights: Mapping[str, Any], input: torch.Tensor) -> torch.Tensor:  # noqa: A002

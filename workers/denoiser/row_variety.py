@@ -56,4 +56,4 @@ def _differ(value: Any, places: Sequence[int]) -> bool:
         chosen = value[places[0] :: step]  # without a copy, as calls are alike as a rule
     else:
         chosen = value[torch.tensor(places, device=value.device)]
-    return bool((chosen != chosen[:1]).any())
+    return not torch.equal(chosen, chosen[:1].expand_as(chosen))
