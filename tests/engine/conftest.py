@@ -10,6 +10,7 @@ import torch
 from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
 from tests.engine.company import Company
+from tests.engine.toy_denoiser import Requests
 from workers.denoiser.rendezvous import Rendezvous
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -113,3 +114,20 @@ def company(shared_company: Company) -> Company:
     shared_company.encoded.clear()
     shared_company.decoded.clear()
     return shared_company
+
+
+@pytest.fixture
+def requests() -> Iterator[Requests]:
+    """Requests of a toy denoiser, which is new."""
+    requests = Requests()
+    yield requests
+    requests.close()
+
+
+@pytest.fixture
+def proven(requests: Requests) -> Requests:
+    """Has shared a forward before, so that the next group needs no proof."""
+    for each in requests.meet(1.0, 2.0, texts=[{}, {"first_time": 1.0}]):
+        each.result(TIMEOUT_S)
+    requests.denoiser.seen.clear()
+    return requests

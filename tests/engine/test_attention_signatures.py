@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tiny_families import FAMILIES
+from tests.engine.tiny_families import FAMILIES, picture_of
 from workers.denoiser.attention_signatures import note_signatures
 from workers.devices.device_chunk import denoisers
 
@@ -24,18 +24,7 @@ def test_processors_say_and_do_what_they_did(family: str, monkeypatch: pytest.Mo
     [denoiser] = denoisers(pipe).values()
     before = [inspect.signature(each.__call__) for each in processors(denoiser)]
 
-    def picture() -> bytes:
-        made = pipe(
-            "a star",
-            num_inference_steps=2,
-            generator=torch.Generator().manual_seed(3),
-            output_type="np",
-            height=64,
-            width=64,
-        )
-        return bytes(made.images.tobytes())
-
-    plain = picture()
+    plain = picture_of(pipe)
     note_signatures(denoiser)
     note_signatures(denoiser)
     assert before
@@ -48,7 +37,7 @@ def test_processors_say_and_do_what_they_did(family: str, monkeypatch: pytest.Mo
         return search(kind, function, *args, **options)
 
     monkeypatch.setattr(inspect, "_signature_from_function", watched)
-    assert picture() == plain
+    assert picture_of(pipe) == plain
     calls = {type(each).__call__ for each in processors(denoiser)}
     assert not calls & set(searched)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tiny_families import FAMILIES
+from tests.engine.tiny_families import FAMILIES, picture_of
 from workers.denoiser.module_lookups import note_places
 from workers.devices.device_chunk import denoisers
 
@@ -33,22 +33,11 @@ def test_a_denoiser_gives_the_same_bytes_and_has_the_same_weights(family: str):
     pipe.set_progress_bar_config(disable=True)
     [denoiser] = denoisers(pipe).values()
 
-    def picture() -> bytes:
-        made = pipe(
-            "a star",
-            num_inference_steps=2,
-            generator=torch.Generator().manual_seed(3),
-            output_type="np",
-            height=64,
-            width=64,
-        )
-        return bytes(made.images.tobytes())
-
-    plain, names = picture(), list(denoiser.state_dict())
+    plain, names = picture_of(pipe), list(denoiser.state_dict())
     parts = dict(denoiser.named_modules())
     note_places(denoiser)
     note_places(denoiser)
-    assert picture() == plain
+    assert picture_of(pipe) == plain
     assert list(denoiser.state_dict()) == names
     assert dict(denoiser.named_modules()) == parts
 

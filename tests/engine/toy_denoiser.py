@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.waiting import wait_until
 from workers.denoiser.rendezvous import Rendezvous
 
 TIMEOUT_S = 10
@@ -91,6 +92,26 @@ class Requests:
     ) -> Future[Any]:
         """Start a request that calls the denoiser so often; its result is the last output."""
         return self.pool.submit(self._run, calls, value, width, **options)
+
+    def meet(
+        self, *values: float, width: int = 3, keys: Any = None, texts: Any = None
+    ) -> list[Future[Any]]:
+        """Have requests of these values call the denoiser at once; return what became of each."""
+        gate = Gate()
+        self.denoiser.before = gate
+        first = self.start(width=1, alone=True)  # keeps the device while the others gather
+        assert gate.reached.wait(TIMEOUT_S)
+        keys = keys or [None] * len(values)
+        texts = texts or [{}] * len(values)
+        started = [
+            self.start(value=value, width=width, key=key, **text)
+            for value, key, text in zip(values, keys, texts, strict=True)
+        ]
+        wait_until(lambda: self.rendezvous.waiting == len(values), TIMEOUT_S, "the calls")
+        self.denoiser.before = lambda _: None
+        gate.open()
+        first.result(TIMEOUT_S)
+        return started
 
     def _run(
         self,

@@ -8,7 +8,6 @@ know families, schedulers and how arguments are merged.
 """
 
 import functools
-import inspect
 import threading
 import time
 from collections import Counter, deque
@@ -21,6 +20,7 @@ from workers.denoiser.call import Call, Forward
 from workers.denoiser.call_line import CallLine
 from workers.denoiser.lessons import Lessons
 from workers.denoiser.member import Bell, Member
+from workers.denoiser.method_signatures import method_signature
 from workers.denoiser.shared_forward import run_group
 
 # What the denoisers are set to after a switch that failed; equal to no key.
@@ -108,7 +108,7 @@ class Rendezvous:
     def _replacement(self, module: Any) -> Forward:
         forward: Forward = module.forward
         # That of the class: what libraries put over it hides the names of the arguments.
-        names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+        names = tuple(method_signature(type(module).forward).parameters)
 
         @functools.wraps(forward)
         def meet(*args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,6 @@ again. Does not know where the parts run: copies on other devices, or groups of 
 """
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from workers.denoiser.merging import Arguments, Unmergeable, layout
+from workers.denoiser.method_signatures import method_signature
 from workers.denoiser.rounding import excess
 from workers.denoiser.row_choice import place_rows
 
@@ -55,8 +55,7 @@ class _DealtForward:
 
     def bind(self, module_class: Any) -> Forward:
         """Return it as a function that knows the names of the arguments."""
-        own = inspect.signature(module_class.forward)
-        signature = own.replace(parameters=list(own.parameters.values())[1:])
+        signature = method_signature(module_class.forward)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self._parts < 2:

@@ -1,6 +1,6 @@
 """How the parameters of a request become the arguments of a pipeline's call.
 
-Knows names of diffusers' arguments, and no family.
+Knows names of diffusers' arguments; of families only the manners of calling that are named here.
 """
 
 import functools

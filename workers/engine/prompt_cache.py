@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from workers.engine.method_signatures import signature_of
+from workers.denoiser.method_signatures import signature_of
 
 _PLAIN = (str, int, float, bool, type(None), torch.device, torch.dtype)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from workers.engine.method_signatures import method_signature
+from workers.denoiser.method_signatures import method_signature
 
 
 def watch_steps(

@@ -1,4 +1,4 @@
-"""Signatures of methods, found out once for each function. Knows no pipelines and schedulers."""
+"""Signatures of methods, found out once for each function. Knows none of them."""
 
 import functools
 import inspect
