@@ -52,10 +52,10 @@ sweep: $(VENV)/bench.stamp ## does another replica help: REPLICAS=1,2 of CONFIG,
 	@exec $(RUN) -m scripts.sweep --stage-configs-path $(CONFIG) --replicas $(REPLICAS) $(ARGS)
 
 engine: $(VENV)/serve.stamp ## time the engine alone: one request, and several that share denoiser calls
-	@exec $(RUN) -m scripts.engine_bench $(ARGS)
+	@exec $(RUN) -m scripts.lab.engine_bench $(ARGS)
 
 pictures: $(VENV)/serve.stamp ## draw with the bundled model: are the pictures right
-	@exec $(RUN) -m scripts.check_tiny
+	@exec $(RUN) -m scripts.lab.check_tiny
 
 clean: ## remove the virtual environment and the tools' caches; never what the service has stored
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """The Flask application: one factory that puts the calls together.
 
 Importing has no effect, and neither has `create_app` beyond opening what is lazy: the threads of a
-process start with `service_of(app).start()`, which `api/gunicorn_conf.py` calls in each worker.
+process start with `service_of(app).start()`, which `api/server.py` calls in each worker.
 """
 
 from __future__ import annotations
@@ -12,26 +12,16 @@ from typing import Any, Final
 from flask import Flask, Response, g
 from flask_smorest import Api
 
-from api import (
-    docs_page,
-    events,
-    health,
-    inputs,
-    metrics,
-    models,
-    outputs,
-    page,
-    replicas,
-    requests,
-)
-from api.access import register_access
-from api.error_objects import ErrorAnswerSchema
-from api.errors import register_error_handlers
+from api import docs, health, metrics, page, replicas
+from api.auth import register_access
+from api.errors import ErrorAnswerSchema, register_error_handlers
+from api.models import views as models
 from api.openai import chat, images, videos
+from api.requests import events, files
+from api.requests import views as requests
 from api.service import Service, attach_service
 from configs.settings import Settings, load_settings
-from routing.connection import DOOR_PATIENCE_S
-from routing.patience import begin_patience, end_patience
+from routing.connection import DOOR_PATIENCE_S, begin_patience, end_patience
 
 VERSION: Final = "0.1.0"
 CALL_ID_HEADER: Final = "X-Request-ID"
@@ -80,21 +70,21 @@ def _register_calls(app: Flask) -> None:
     api = Api()
     api.ERROR_SCHEMA = ErrorAnswerSchema
     api.init_app(app)
-    for module in (
-        requests,
-        events,
-        inputs,
-        outputs,
-        images,
-        chat,
-        videos,
-        replicas,
-        models,
-        health,
+    for blueprint in (
+        requests.blueprint,
+        events.blueprint,
+        files.inputs_blueprint,
+        files.outputs_blueprint,
+        images.blueprint,
+        chat.blueprint,
+        videos.blueprint,
+        replicas.blueprint,
+        models.blueprint,
+        health.blueprint,
     ):
-        api.register_blueprint(module.blueprint)
+        api.register_blueprint(blueprint)
     app.register_blueprint(metrics.blueprint)
-    app.register_blueprint(docs_page.blueprint)
+    app.register_blueprint(docs.blueprint)
     app.register_blueprint(page.blueprint)
 
 

@@ -1,9 +1,4 @@
-"""Error answers: the only place that makes one.
-
-Every error leaves as `{"error": {"message", "type", "param", "code", "details"}}`, whatever raised
-it. What is not foreseen leaves as a 500 that carries the id of the call and nothing else; the log
-has the rest. Knows Flask and `configs/errors.py`; does not know what the calls do.
-"""
+"""Error answers: their schema, and the only place that makes one."""
 
 from __future__ import annotations
 
@@ -13,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flask import Flask, Response, current_app, g, jsonify, request
+from marshmallow import Schema, fields
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from werkzeug.exceptions import HTTPException
 
+from api.http.fields import text
 from configs.errors import (
     FieldError,
     GenerationError,
@@ -29,13 +26,49 @@ from configs.errors import (
     TooLarge,
 )
 
-_STORE_RETRY_S: Final = 2.0
-_FIRST_ERROR: Final = 400
-_WRONG_METHOD: Final = 405
-_TOO_MANY: Final = 429
-_SERVER: Final = 500
-_RETRIED: Final = frozenset({409, 429})
 _logger = logging.getLogger(__name__)
+
+
+class FieldErrorSchema(Schema):
+    """One wrong field."""
+
+    param = text("Path of the field.")
+    message = text("What is wrong, and how to mend it.")
+    code = text("Stable word for programs.")
+
+
+class ErrorSchema(Schema):
+    """What went wrong."""
+
+    message = text("For people.")
+    type = text("`invalid_request_error`, `rate_limit_error` or `server_error`.")
+    param = text("The field or header that is wrong.", allow_none=True)
+    code = text("Stable word for programs.")
+    details = fields.List(fields.Nested(FieldErrorSchema))
+
+
+class ErrorAnswerSchema(Schema):
+    """The one shape of all errors."""
+
+    error = fields.Nested(ErrorSchema)
+
+
+_STORE_RETRY_S: Final = 2.0
+
+
+_FIRST_ERROR: Final = 400
+
+
+_WRONG_METHOD: Final = 405
+
+
+_TOO_MANY: Final = 429
+
+
+_SERVER: Final = 500
+
+
+_RETRIED: Final = frozenset({409, 429})
 
 
 def register_error_handlers(app: Flask) -> None:

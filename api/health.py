@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from flask_smorest import Blueprint
 
-from api.model_objects import HealthSchema, ReadinessSchema
+from api.models.views import HealthSchema, ReadinessSchema
 from api.service import current_service
 from configs.errors import FieldError, NoReadyReplica
-from configs.stages import StageConfig
+from configs.stage_config import StageConfig
 from routing.replica import Replica, ReplicaState
 
 _RETRY_S: Final = 1.0

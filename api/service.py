@@ -11,11 +11,11 @@ from typing import Final, Self
 from flask import Flask, current_app
 from redis import Redis
 
-from api.catalog import Catalog
-from api.client_watch import ClientWatch
-from api.held_calls import HeldCalls
+from api.models.catalog import Catalog
+from api.requests.waiting import ClientWatch, HeldCalls
 from configs.settings import Settings
-from configs.stages import StageConfig, load_stages
+from configs.stage_config import StageConfig
+from configs.stages import load_stages
 from routing.changes import Changes
 from routing.connection import DOOR_ANSWER_S, DOOR_CONNECT_S, connect
 from routing.failover import Sweep, Sweeper

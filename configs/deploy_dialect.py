@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from marshmallow import ValidationError
 
-from configs.dialect_fields import BY_PLACE
+from configs.dialect_fields import BY_PLACE, Translation
 from configs.stage_schema import ParallelConfigSchema, RuntimeSchema, StageSchema
-from configs.translation import Translation
 
 # Pipeline-wide settings: each stage has them unless it says otherwise.
 FILE_WIDE: Final = (

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from configs.deploy_dialect import FILE_WIDE, PARALLEL, unfold_stage
-from configs.dialect_fields import BY_PLACE
-from configs.foreign_keys import Place
+from configs.dialect_fields import BY_PLACE, Dialect, Place, Translation
 from configs.stage_schema import EngineArgsSchema, RuntimeSchema
-from configs.translation import Dialect, Translation
 
 _FILE: Final = frozenset({*BY_PLACE["file"], *FILE_WIDE, "platforms"})
+
+
 _FLAT: Final = frozenset(
     {
         *EngineArgsSchema().fields,
@@ -27,12 +27,16 @@ _FLAT: Final = frozenset(
         *PARALLEL,
     }
 )
+
+
 RENAMED: Final = (
     ("runtime", "max_batch_size", "max_num_seqs"),
     ("engine_args", "max_batch_size", "max_num_seqs"),
     ("engine_args", "quantization_config", "quantization"),
     ("engine_args", "diffusion_quantization_config", "quantization"),
 )
+
+
 # Ours run on CUDA and CPU; a file's values for other kinds of device are for other machines.
 _OTHER_PLATFORMS: Final = frozenset({"npu", "xpu", "rocm", "musa", "hpu", "tpu"})
 

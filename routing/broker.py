@@ -1,17 +1,13 @@
-"""The broker: Celery's sending side — wake-ups to a replica's queue, control commands to its node.
-
-A message is only a wake-up: the record in Redis says what is to be done, and a replica that wakes
-takes the first request of its line. So a message delivered twice, late or never costs time and
-nothing else.
-
-Sends by task name to a queue name; does not know the code that runs there.
-"""
+"""Celery's sending side: wake-ups to a replica's queue, control commands to its node."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, Full, Queue
 from typing import Any, Final
 
 from celery import Celery
@@ -19,24 +15,98 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from configs.settings import Settings
-from routing.connection import broker_options
-from routing.patience import granted
-from routing.sender import Sender
+from routing.connection import broker_options, granted
+
+_logger = logging.getLogger(__name__)
+
+
+_MOST: Final = 1000  # that wait to be sent: what is beyond is made good by the heartbeat
+
+
+_LAST_S: Final = 1.0
+
+
+_Sending = tuple[Callable[[], bool], Future[bool]]
+
+
+class Sender:
+    """Does what it is handed, in order, in a thread that starts with the first of it."""
+
+    def __init__(self) -> None:
+        """Start nothing yet, so that a process may fork."""
+        self._unsent: Queue[_Sending | None] = Queue(_MOST)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def hand_over(self, send: Callable[[], bool]) -> Future[bool]:
+        """Have ``send`` called; return what it will return, or False where too much waits."""
+        promised: Future[bool] = Future()
+        try:
+            self._unsent.put_nowait((send, promised))
+        except Full:
+            promised.set_result(False)
+        with self._lock:
+            # Not alive in a process that was forked from one where it was.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="sender", daemon=True)
+                self._thread.start()
+        return promised
+
+    def close(self) -> None:
+        """Give up what waits to be sent, and end once what is being sent is."""
+        try:
+            while True:
+                self._unsent.get_nowait()
+        except Empty:
+            pass
+        self._unsent.put(None)
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
+
+    def _work(self) -> None:
+        while (each := self._unsent.get()) is not None:
+            send, promised = each
+            try:
+                promised.set_result(send())
+            except Exception as error:
+                _logger.exception("something could not be sent")
+                promised.set_exception(error)
+
 
 RUN_TASK: Final = "diffusion.run"
+
+
 CANCEL_COMMAND: Final = "cancel_request"
+
+
 UPDATE_COMMAND: Final = "update_request"
+
+
 BEAT_COMMAND: Final = "beat_now"
+
+
 DELIVER_TASK: Final = "diffusion.deliver"
+
+
 WEBHOOK_QUEUE: Final = "webhooks"
 
+
 _VISIBILITY_S: Final = 86_400  # longer than any run: a shorter one delivers a running request again
+
+
 _CONNECT_S: Final = 0.4
+
+
 _ANSWER_S: Final = 0.6
+
+
 _AGAIN_S: Final = 0.2
+
+
 _WAIT_S: Final = 1.0
+
+
 _LOST = (OperationalError, RedisError, OSError)
-_logger = logging.getLogger(__name__)
 
 
 def celery_settings(settings: Settings) -> dict[str, Any]:

@@ -20,10 +20,9 @@ from typing import Any, Self
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from routing.connection import BLOCK_S
+from routing.connection import BLOCK_S, renew_patience
 from routing.keys import Keys
-from routing.outcome import TERMINAL
-from routing.patience import renew_patience
+from routing.request import TERMINAL
 
 _PAUSE_S = 0.5
 _KEPT = 1000  # changes that a slow waiter may be behind

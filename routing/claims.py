@@ -16,8 +16,7 @@ from redis import Redis
 
 from routing.keys import Keys
 from routing.lua import Scripts
-from routing.outcome import Outcome
-from routing.record import Request, number_field
+from routing.request import Outcome, Request, number_field
 
 _PREVIEW_KEPT_S = 3600
 _PROGRESS_TOLD_S = 1.0

@@ -21,8 +21,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from routing.keys import Keys
-from routing.registry import FORGET_AFTER_S
-from routing.replica import Replica, ReplicaState
+from routing.replica import FORGET_AFTER_S, Replica, ReplicaState
 from routing.router import Router
 
 _LOCK_S = 30

@@ -1,15 +1,19 @@
-"""A replica as others see it: what it says of itself, and what the registry adds.
-
-Knows how a heartbeat looks in Redis (a hash of strings). Does not know who writes it, nor when it
-expires: that is ``registry``.
-"""
+"""Replicas as others see them, and the registry that says which are alive."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
+
+from redis import Redis
+
+from routing.keys import Keys
+from routing.lua import Scripts
+from routing.parameters import Abilities
 
 
 class ReplicaState(StrEnum):
@@ -123,3 +127,159 @@ def read_replica(
         failed=int(totals.get("failed", 0)),
         restarts=int(totals.get("restarts", 0)),
     )
+
+
+FORGET_AFTER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An operator's word that a replica is to take nothing more.
+
+    Attributes:
+        told_at: Tells one such word from the next; of a clock that is not the replica's.
+        seconds: How long what runs may go on, from when the replica hears of it.
+        ends: Whether its process is to end then, to be started again.
+    """
+
+    told_at: str
+    seconds: float
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a heartbeat is answered with.
+
+    Attributes:
+        state: The state that holds.
+        waiting: Requests in its line.
+        unannounced: How many of these have no message in its queue; while it has room, as many
+            wake-ups got lost.
+        superseded: Whether the name belongs to a newer process.
+        drain: What an operator wants of it, if anything.
+    """
+
+    state: ReplicaState
+    waiting: int
+    unannounced: int = 0
+    superseded: bool = False
+    drain: Drain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model some replica has loaded: its stage and what it can do."""
+
+    name: str
+    stage: int
+    abilities: Abilities
+
+
+class Registry:
+    """Reads and writes the registry."""
+
+    def __init__(
+        self, redis: Redis, prefix: str, expiry_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Take the time from ``clock``; a heartbeat counts for ``expiry_s`` seconds."""
+        self._redis = redis
+        self._keys = Keys(prefix)
+        self._scripts = Scripts(redis, prefix)
+        self._expiry_s = expiry_s
+        self._clock = clock
+
+    def beat(self, heartbeat: Heartbeat) -> Standing:
+        """Record a heartbeat.
+
+        A failed replica keeps its place on the list for an hour, so that its reason can be read
+        though its process has ended.
+        """
+        now = self._clock()
+        failed = heartbeat.state is ReplicaState.FAILED
+        expires_at = now + (FORGET_AFTER_S if failed else self._expiry_s)
+        answer = self._scripts.call(
+            "beat",
+            heartbeat.name,
+            heartbeat.incarnation,
+            heartbeat.stage,
+            heartbeat.state,
+            now,
+            expires_at,
+            fields=heartbeat_fields(heartbeat),
+        )
+        if answer[0] == "superseded":
+            return Standing(ReplicaState.GONE, 0, superseded=True)
+        state, waiting, unannounced, told_at, seconds, ends = answer
+        drain = Drain(told_at, float(seconds), ends == "1") if told_at else None
+        return Standing(ReplicaState(state), int(waiting), int(unannounced), drain=drain)
+
+    def publish_model(self, model: Model) -> None:
+        """Say what a loaded model can do, for the door's checks."""
+        value = {"stage": model.stage, "abilities": model.abilities.to_json()}
+        self._redis.hset(self._keys.models, model.name, json.dumps(value))
+
+    def models(self) -> dict[str, Model]:
+        """Return every model some replica has loaded, by name."""
+        raw: Mapping[str, str] = self._redis.hgetall(self._keys.models)  # type: ignore[assignment]
+        found = {name: json.loads(value) for name, value in sorted(raw.items())}
+        return {
+            name: Model(name, value["stage"], Abilities.from_json(value["abilities"]))
+            for name, value in found.items()
+        }
+
+    def ask(self, name: str, wish: Wish, drain_s: float = 0.0) -> str:
+        """Record what an operator wants of a replica; what runs there may take ``drain_s`` more.
+
+        Returns:
+            ``done``, ``unknown``, or the state in which a replica has no process to restart.
+        """
+        answer: str = self._scripts.call("drain", name, wish, self._clock(), drain_s)
+        return answer
+
+    def names(self) -> list[str]:
+        """Return all known names, living or not, in the order of their numbers."""
+        names: list[str] = self._redis.zrange(self._keys.replicas, 0, -1)  # type: ignore[assignment]
+        return sorted(names, key=_by_number)
+
+    def get(self, name: str) -> Replica | None:
+        """Return one replica, or None for an unknown name."""
+        return self._read([name]).get(name)
+
+    def all(self) -> list[Replica]:
+        """Return all replicas seen within the last hour, in the order of their numbers."""
+        names = self.names()
+        found = self._read(names)
+        return [found[name] for name in names if name in found]
+
+    def forget(self, name: str) -> None:
+        """Remove a replica that is gone for good."""
+        keys = self._keys
+        pipeline = self._redis.pipeline()
+        pipeline.zrem(keys.replicas, name)
+        pipeline.delete(keys.replica(name), keys.totals(name))
+        pipeline.srem(keys.drained, name)
+        pipeline.execute()
+
+    def _read(self, names: list[str]) -> dict[str, Replica]:
+        keys = self._keys
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.hgetall(keys.replica(name))
+            pipeline.zscore(keys.replicas, name)
+            pipeline.zcard(keys.waiting(name))
+            pipeline.scard(keys.running(name))
+            pipeline.hgetall(keys.totals(name))
+        answers: list[Any] = pipeline.execute() if names else []
+        now = self._clock()
+        replicas = {}
+        for place, name in enumerate(names):
+            mark, expires_at, waiting, running, totals = answers[place * 5 : place * 5 + 5]
+            if mark and expires_at is not None:
+                replicas[name] = read_replica(mark, expires_at <= now, waiting, running, totals)
+        return replicas
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    digits = name[len(name.rstrip("0123456789")) :]
+    return (int(digits) if digits else 0, name)

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from configs.errors import Conflict, NotFound
 from routing.broker import Broker
 from routing.claims import Claims
-from routing.patience import renew_patience
-from routing.registry import Registry
-from routing.replica import Replica, Wish
+from routing.connection import renew_patience
+from routing.replica import Registry, Replica, Wish
 
 _logger = logging.getLogger(__name__)
 

@@ -20,18 +20,13 @@ from redis.exceptions import RedisError
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
-from routing.loose_folders import LooseFolders
-from routing.outcome import Status
-from routing.output_store import OutputStore
+from routing.outbox import Deliveries
+from routing.outputs import LooseFolders, OutputStore
 from routing.parameters import Parameters
-from routing.record import Priority, Request
-from routing.registry import Registry
-from routing.request_lists import RequestLists
-from routing.request_store import CancelAnswer, RequestStore
+from routing.records import CancelAnswer, RequestLists, RequestStore, Unanswered
+from routing.replica import Registry
+from routing.request import Accepted, Limits, Priority, Request, Status, Submission
 from routing.rotation import Rotation
-from routing.submission import Accepted, Limits, Submission
-from routing.unanswered import Unanswered
-from routing.webhooks import Deliveries
 
 _logger = logging.getLogger(__name__)
 

@@ -22,15 +22,12 @@ if not __package__:  # started as a file: the packages lie one folder up
 
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
-from scripts.console import complain, say
-from scripts.serving_bench.clocked_run import Measurement
-from scripts.serving_bench.command_line import read_options
+from scripts.api_client import complain, say
 from scripts.serving_bench.figures import figures
-from scripts.serving_bench.measurement import measure
-from scripts.serving_bench.options import Options
-from scripts.serving_bench.planned_request import BenchRefused
-from scripts.serving_bench.report import write_report
-from scripts.serving_bench.table import table
+from scripts.serving_bench.measurement import Measurement, measure
+from scripts.serving_bench.options import Options, read_options
+from scripts.serving_bench.report import table, write_report
+from scripts.serving_bench.requests import BenchRefused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

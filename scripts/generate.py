@@ -21,10 +21,8 @@ from typing import Any, Final
 
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
-from routing.formats import MEDIA_TYPES
-from scripts.console import complain, say
-from scripts.door import Door, NoAnswer, Refused
-from scripts.followed_request import FollowedRequest
+from routing.parameters import MEDIA_TYPES
+from scripts.api_client import Door, FollowedRequest, NoAnswer, Refused, complain, say
 from scripts.launcher.parts import base_url, reachable
 
 _FORMATS: Final = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".mp4": "mp4"}

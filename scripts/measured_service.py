@@ -17,15 +17,21 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from configs.settings import REPOSITORY
-from scripts.door import Door, NoAnswer, Refused
+from scripts.api_client import Door, NoAnswer, Refused
 from scripts.launcher.child_process import ChildProcess
+from scripts.launcher.preflight import StartRefused
 from scripts.launcher.redis_server import free_port, plan_redis
-from scripts.launcher.refusal import StartRefused
 from scripts.launcher.supervisor import last_line
 
 _LOOK_EVERY_S: Final = 0.3
+
+
 _END_S: Final = 30.0
+
+
 _REDIS_START_S: Final = 60.0
+
+
 # What would tie it to another service.
 _NOT_INHERITED: Final = (
     "REDIS_URL",
@@ -115,7 +121,7 @@ def running_api(
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         with _running(
-            (sys.executable, "-m", "gunicorn", "--config", "python:api.gunicorn_conf"),
+            (sys.executable, "-m", "gunicorn", "--config", "python:api.server"),
             {"RUN_DIR": name, "API_PORT": str(port), **environment},
             Path(name) / "api.log",
             lambda _pid: _all_ready(Door(url, api_key), replicas),

@@ -1,24 +1,180 @@
-"""Restarts all replicas one by one under load: ``python -m scripts.rolling_restart``.
+"""The roll: replicas restarted one after the other, each once the one before is ready again.
 
-Each leaves the rotation, ends or hands back what it runs, ends its process, and is started again by
-whoever supervises it; the next one follows when it is ready. Needs the API and nothing else: no
-Redis, no signals, no shell on the hosts of the replicas.
-
-Exit codes: 0, all are new; 1, it stopped half-way, the others go on serving; 2, nothing was done.
+Does not know the command line, nor who starts the processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
-from scripts.console import complain, say
-from scripts.door import Door, NoAnswer, Refused
+from scripts.api_client import Door, NoAnswer, Refused, complain, say
 from scripts.launcher.parts import base_url, reachable
-from scripts.roll import RollingRestart, Stopped
+
+_LOOK_EVERY_S: Final = 0.5
+
+
+_SERVING: Final = {"ready", "draining"}
+
+
+class Stopped(Exception):
+    """Raised where the roll can not go on; the replicas that were not reached serve as before."""
+
+
+@dataclass(frozen=True)
+class RollingRestart:
+    """How the replicas are restarted.
+
+    Attributes:
+        door: The API.
+        drain_s: Seconds that a running request may go on before it is handed to another replica.
+        timeout_s: Seconds a replica may take, after that, to end and to be ready again.
+        say: Prints one line.
+        clock: Seconds that never go back.
+        sleep: Waits for so many seconds.
+    """
+
+    door: Door
+    drain_s: float
+    timeout_s: float
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def choose(self, names: Sequence[str], *, force: bool) -> list[str]:
+        """Return the names of those to restart; all that run, unless ``names`` says otherwise.
+
+        Raises:
+            Stopped: One is unknown, none runs, or one is all there is of its stage.
+            NoAnswer, Refused: As the door says.
+        """
+        found = {replica["name"]: replica for replica in self.door.replicas()}
+        if unknown := [name for name in names if name not in found]:
+            known = ", ".join(found) or "none"
+            raise Stopped(f"there is no replica {', '.join(unknown)}; known are {known}")
+        chosen = [found[name] for name in dict.fromkeys(names or found)]
+        for replica in chosen:
+            if replica["state"] not in _SERVING:
+                self.say(f"{replica['name']}: left out, it is {replica['state']}")
+        running = [replica for replica in chosen if replica["state"] in _SERVING]
+        if not running:
+            raise Stopped("no replica is ready: there is nothing to restart")
+        for replica in running:
+            if not force and not _is_covered(replica, list(found.values())):
+                raise Stopped(
+                    f"{replica['name']} is the only ready replica of {_stage(replica)}: while it "
+                    "restarts, new requests would be refused with 503 (waiting ones would wait); "
+                    "have a second one ready, or give --force"
+                )
+        return [replica["name"] for replica in running]
+
+    def roll(self, names: Sequence[str], *, force: bool) -> None:
+        """Restart the named replicas, each once the one before is ready.
+
+        Raises:
+            Stopped: One did not come back, or no other of its stage is ready any more.
+            Refused: As the door says.
+        """
+        started = self.clock()
+        for number, name in enumerate(names, 1):
+            before = self._covered(name, force=force)
+            self.say(
+                f"{name}: leaves the rotation ({number} of {len(names)}), "
+                f"{before['running']} running, {before['waiting']} waiting"
+            )
+            self._insist(lambda name=name: self.door.restart(name, self.drain_s))  # type: ignore[misc]
+            self._follow(before)
+        self.say(f"restarted {len(names)} in {self.clock() - started:.0f} s")
+
+    def _covered(self, name: str, *, force: bool) -> dict[str, Any]:
+        """Return a replica once it may go: another one of its stage is ready."""
+        deadline = self.clock() + self.timeout_s
+        while True:
+            found = self._insist(self.door.replicas)
+            replica = _named(found, name)
+            if replica is None or replica["state"] not in _SERVING:
+                raise Stopped(f"{name} is {replica['state'] if replica else 'unknown'} by now")
+            if force or _is_covered(replica, found):
+                return replica
+            if self.clock() >= deadline:
+                raise Stopped(
+                    f"no other replica of {_stage(replica)} is ready within {self.timeout_s:g} s; "
+                    f"{name} was not touched"
+                )
+            self.sleep(_LOOK_EVERY_S)
+
+    def _follow(self, before: dict[str, Any]) -> None:
+        """Return once another process of the replica is ready."""
+        name, started, said = before["name"], self.clock(), ""
+        deadline = started + self.drain_s + self.timeout_s
+        ended = False
+        while True:
+            now = _named(self._insist(self.door.replicas), name) or {**before, "state": "gone"}
+            if not ended and (now["state"] not in _SERVING or _process(now) != _process(before)):
+                # It has used up as much of its time to drain as it needed.
+                ended, deadline = True, self.clock() + self.timeout_s
+            line = _progress(before, now)
+            if line != said:
+                said = line
+                self.say(f"{name}: {line}, after {self.clock() - started:.1f} s")
+            if _process(now) != _process(before) and now["state"] in _SERVING:
+                return
+            if self.clock() >= deadline:
+                raise Stopped(
+                    f"{name} did not come back within {self.timeout_s:g} s: {line}. Is it "
+                    "supervised by something that starts it again after exit code 0?"
+                )
+            self.sleep(_LOOK_EVERY_S)
+
+    def _insist(self, call: Callable[[], Any]) -> Any:
+        """Make a call again and again while the API is away: it may be restarted meanwhile."""
+        deadline = self.clock() + self.timeout_s
+        while True:
+            try:
+                return call()
+            except NoAnswer as away:
+                if self.clock() >= deadline:
+                    raise Stopped(f"the API is away: {away}") from away
+                self.sleep(_LOOK_EVERY_S)
+
+
+def _is_covered(replica: dict[str, Any], found: Sequence[dict[str, Any]]) -> bool:
+    """Whether its stage goes on serving without it; one that is drained is not missed."""
+    return replica["state"] != "ready" or any(
+        other["state"] == "ready"
+        and other["stage"] == replica["stage"]
+        and other["name"] != replica["name"]
+        for other in found
+    )
+
+
+def _progress(before: dict[str, Any], now: dict[str, Any]) -> str:
+    state: str = now["state"]
+    if state == "gone":
+        return "its process has ended"
+    if state == "failed":
+        return f"its process failed: {now['error']}"
+    if _process(now) == _process(before):
+        return f"{now['running']} still running"
+    return "ready again, still drained" if state == "draining" else f"its new process is {state}"
+
+
+def _named(found: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((replica for replica in found if replica["name"] == name), None)
+
+
+def _process(replica: dict[str, Any]) -> tuple[Any, ...]:
+    return replica["host"], replica["pid"], replica["started_at"]
+
+
+def _stage(replica: dict[str, Any]) -> str:
+    return f"stage {replica['stage']} ({replica['model']})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,13 +17,12 @@ from dataclasses import replace
 
 from configs.errors import ConfigurationError
 from configs.settings import Settings, load_settings
-from scripts.console import complain, say
-from scripts.launcher.preflight import check_ports, check_stages, is_loopback
+from scripts.api_client import complain, say
+from scripts.launcher.preflight import StartRefused, check_ports, check_stages, is_loopback
 from scripts.launcher.redis_server import plan_redis
-from scripts.launcher.refusal import StartRefused
 from scripts.launcher.run_folder import RunFolder
 from scripts.launcher.service import run_service
-from scripts.launcher.stop_wish import StopWish
+from scripts.launcher.supervisor import StopWish
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,17 +28,14 @@ from typing import Any, Final
 
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
-from scripts.console import complain, say
-from scripts.launcher.refusal import StartRefused
+from scripts.api_client import complain, say
+from scripts.launcher.preflight import StartRefused
 from scripts.measured_service import running_service
-from scripts.scaling.picture import draw
-from scripts.scaling.plan import SweepPlan, plan_sweep
-from scripts.scaling.results import scaling, scaling_table
-from scripts.serving_bench.command_line import read_options
+from scripts.scaling import SweepPlan, draw, plan_sweep, scaling, scaling_table
 from scripts.serving_bench.figures import figures
 from scripts.serving_bench.measurement import measure
-from scripts.serving_bench.options import Options
-from scripts.serving_bench.planned_request import BenchRefused
+from scripts.serving_bench.options import Options, read_options
+from scripts.serving_bench.requests import BenchRefused
 
 _PROMPTS_PER_REPLICA: Final = 12
 _OURS: Final = ("--base-url", "--host", "--port", "--output-file", "--report", "--save-dir")

@@ -11,8 +11,8 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
+from scripts.launcher.preflight import StartRefused
 from scripts.launcher.redis_server import find_redis, free_port
-from scripts.launcher.refusal import StartRefused
 from tests.waiting import wait_until
 
 __all__ = ["RedisServer", "find_redis_server", "free_port", "running_redis"]

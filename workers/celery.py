@@ -32,7 +32,8 @@ from celery.signals import (
 from configs.devices import check_machine, detect_machine, device_environment, pin_to_cores
 from configs.errors import ConfigurationError, GenerationError
 from configs.settings import Settings, load_settings
-from configs.stages import ReplicaPlan, StageConfig, find_replica, load_stages, plan_replicas
+from configs.stage_config import ReplicaPlan, StageConfig
+from configs.stages import find_replica, load_stages, plan_replicas
 from routing.broker import celery_settings
 from workers.replica import Replica, become, current
 
@@ -45,7 +46,7 @@ _EXIT_MODEL = 3
 
 def make_app(settings: Settings) -> Celery:
     """Make the app; concurrency follows from the stage once the queue is known."""
-    made = Celery("workers", include=["workers.task", "workers.control"])
+    made = Celery("workers", include=["workers.task", "workers.task"])
     made.conf.update(
         celery_settings(settings),
         worker_pool="threads",

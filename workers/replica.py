@@ -1,36 +1,88 @@
-"""The replica: the life of this process from loading to its end, and the parts it is made of.
-
-loading → ready → draining → gone, or failed with the reason. Celery's signals (``workers.celery``)
-move it on; here is what each move means. Does not know Celery's API.
-"""
+"""The replica: the life of this process from loading to its end, and the parts it is made of."""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from configs.devices import Machine
 from configs.errors import GenerationError
 from configs.settings import Settings
-from configs.stages import ReplicaPlan
+from configs.stage_config import ReplicaPlan
 from routing.claims import Claims
 from routing.connection import connect
-from routing.registry import Model
-from routing.replica import Heartbeat, ReplicaState
+from routing.replica import Drain, Heartbeat, Model, ReplicaState
 from routing.router import Router
-from workers.demise import Demise
-from workers.draining import Draining
-from workers.heartbeat import HeartbeatThread, Reactions
-from workers.replica_mark import ReplicaMark
-from workers.reporter import Reporter
-from workers.run import Run, Stop
+from workers.exit import Demise
+from workers.heartbeat import HeartbeatThread, Reactions, ReplicaMark
+from workers.progress import Reporter, Run, Stop
+
+_logger = logging.getLogger(__name__)
+
+
+if TYPE_CHECKING:  # it brings torch, which must not come before the device chunk is set
+    from workers.runner import Runner
+
+
+class Draining:
+    """Drains one replica.
+
+    Attributes:
+        runner: What runs here, once the pipeline is loaded.
+    """
+
+    def __init__(self, name: str, mark: ReplicaMark, drain_s: float) -> None:
+        """Give what runs ``drain_s`` seconds where the process is to end and nobody said more."""
+        self.runner: Runner | None = None
+        self._name = name
+        self._mark = mark
+        self._usual_s = drain_s
+        self._last_s = drain_s
+        self._wish: Drain | None = None
+        self._hand_back_at = 0.0
+
+    def heed(self, wish: Drain | None) -> None:
+        """Do what an operator wants: hand back what runs in time, and end if that is the wish."""
+        if wish is None or self.runner is None or self._mark.stopping:
+            self._wish = None
+            return
+        if wish != self._wish:
+            self._wish = wish
+            self._hand_back_at = time.monotonic() + wish.seconds
+            _logger.info("%s drains; what runs may take %g s more", self._name, wish.seconds)
+        if wish.ends:
+            _logger.warning("%s ends as it was told, to be started again", self._name)
+            self._mark.stopping, self._last_s = True, wish.seconds
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif time.monotonic() >= self._hand_back_at:
+            self.runner.hand_back_all()
+
+    def begin_last(self) -> None:
+        """Take nothing more, and hand back what still runs when its time is over.
+
+        Called in a signal handler: it only sets a flag and starts a timer.
+        """
+        # A second signal is somebody in more of a hurry than the operator was.
+        drain_s, self._last_s = self._last_s, self._usual_s
+        if self.runner is not None:
+            self.runner.closed.set()
+            timer = threading.Timer(drain_s, self.runner.stop_all, args=(Stop.HAND_BACK,))
+            timer.daemon = True
+            timer.start()
+
 
 if TYPE_CHECKING:
     from workers.runner import Runner
 
+
 _WAKES_AT_ONCE = 100  # the heartbeat has other things to do; the next one goes on
-_logger = logging.getLogger(__name__)
+
+
 _current: Replica | None = None
 
 
@@ -102,7 +154,7 @@ class Replica:
         self._heartbeat.start()
         # Here, since torch must not be imported before the device chunk is set.
         from workers.engine.engine import Engine
-        from workers.output_writer import OutputWriter
+        from workers.outputs import OutputWriter
         from workers.runner import Runner
 
         try:

@@ -1,30 +1,83 @@
-"""The runner: takes the next request of the line, has the engine run it, records the outcome.
-
-Everything that can happen to a run ends here in exactly one record of it: succeeded, failed,
-canceled, or handed back for another attempt. Does not know Celery.
-"""
+"""The runner: takes the next request of the queue, has the engine run it, records the outcome."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from redis.exceptions import RedisError
 
 from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
-from routing.claims import Claims, MustRunAlone
-from routing.outcome import Failure, Outcome, Status, Timings
+from routing.claims import Claims, Moved, MustRunAlone
+from routing.request import Failure, Outcome, Request, Status, Timings
+from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine
-from workers.engine.inputs import Inputs
-from workers.engine.observer import Interrupted
-from workers.output_writer import OutputWriter
-from workers.run import Run, Stop, lately
-from workers.settlement import Settlement
+from workers.engine.generation import Interrupted
+from workers.outputs import OutputWriter
+from workers.progress import Run, Stop, lately
 
 _logger = logging.getLogger(__name__)
+
+
+_RETRY_S: Final = (0.2, 0.5, 1.0, 2.0)
+
+
+_Recorded = TypeVar("_Recorded")
+
+
+class Settlement:
+    """Records how the runs of one replica end."""
+
+    def __init__(self, claims: Claims, broker: Broker) -> None:
+        """Record by `claims`; wake the replicas that requests are handed to by `broker`."""
+        self._claims = claims
+        self._broker = broker
+
+    def finish(self, request: Request, outcome: Outcome) -> bool:
+        """Record how an attempt ended; False where it was canceled or belongs to another by now."""
+        return _insist(lambda: self._claims.finish(request, outcome))
+
+    def hand_back(self, request: Request, *, suspect: bool = False) -> None:
+        """Have a request run elsewhere, alone if it is suspected of what befell its replica."""
+        self._wake(_insist(lambda: self._claims.hand_back(request, suspect=suspect)))
+
+    def crash(self, request: Request) -> None:
+        """Count a crash against a request, which runs elsewhere unless that was one too many."""
+        self._wake(_insist(lambda: self._claims.move_crashed(request)))
+
+    def return_stray(self, request: Request) -> None:
+        """Hand back a request that does not run here.
+
+        Raises:
+            redis.RedisError: Redis did not answer; the record still says that it runs here.
+        """
+        self._wake(self._claims.hand_back(request))
+
+    def _wake(self, move: Moved | None) -> None:
+        if move:
+            _logger.info(
+                "%s handed back; attempt %d goes to %s", move.id, move.attempt, move.replica
+            )
+            self._broker.wake(move.replica, move.id, move.attempt)
+
+
+def _insist(record: Callable[[], _Recorded]) -> _Recorded:
+    tries = 0
+    while True:
+        try:
+            return record()
+        except RedisError as error:
+            pause = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
+            _logger.warning("an outcome was not recorded, trying again in %g s: %s", pause, error)
+            tries += 1
+            time.sleep(pause)
 
 
 @dataclass(slots=True)

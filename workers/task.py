@@ -1,14 +1,37 @@
-"""The Celery task: a wake-up that makes the replica take the next request of its line.
-
-Does not know what a request is: the replica claims, runs and records it.
-"""
+"""The Celery task that runs the next request, and the control commands for one that runs."""
 
 from __future__ import annotations
 
-from celery import shared_task
+from typing import Any
 
-from routing.broker import RUN_TASK
+from celery import shared_task
+from celery.worker.control import control_command
+
+from routing.broker import BEAT_COMMAND, CANCEL_COMMAND, RUN_TASK, UPDATE_COMMAND
 from workers.replica import current
+
+
+@control_command(
+    name=CANCEL_COMMAND, args=[("request_id", str), ("attempt", int)], signature="<id> <attempt>"
+)
+def cancel_request(_state: Any, request_id: str, attempt: int) -> dict[str, bool]:
+    """Stop a running request at its next step; ``found`` says whether it runs here."""
+    return {"found": current().cancel(request_id, attempt)}
+
+
+@control_command(
+    name=UPDATE_COMMAND, args=[("request_id", str), ("attempt", int)], signature="<id> <attempt>"
+)
+def update_request(_state: Any, request_id: str, attempt: int) -> dict[str, bool]:
+    """Read the record of a running request again; ``found`` says whether it runs here."""
+    return {"found": current().refresh(request_id, attempt)}
+
+
+@control_command(name=BEAT_COMMAND)
+def beat_now(_state: Any) -> dict[str, bool]:
+    """Write a heartbeat now, so that a drain or resume shows without delay."""
+    current().beat_now()
+    return {"ok": True}
 
 
 @shared_task(name=RUN_TASK)

@@ -1,31 +1,86 @@
-"""The call that asks for pictures as a chat and waits for them: `/v1/chat/completions`.
-
-Does not know how a request is run, nor how its client is watched (`api/awaited_request.py`).
-"""
+"""The call that asks for pictures as a chat and waits for them: `/v1/chat/completions`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 from flask_smorest import Blueprint
+from marshmallow import ValidationError, fields
 
-from api.awaited_request import awaited
-from api.body_fields import NumberField, described
-from api.call_body import body_content
-from api.call_headers import idempotency_key
-from api.catalog import ServedModel
-from api.json_body import JSON
+from api.http.body import JSON, body_content
+from api.http.fields import NumberField, described
+from api.http.headers import idempotency_key
+from api.models.catalog import ServedModel
 from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
-from api.openai.images import KEY_PARAMETER
-from api.openai.measurements import Measurements
-from api.openai.messages import MessagesField
-from api.openai.objects import ChatAnswerSchema
-from api.openai.pictures import data_url_of
+from api.openai.images import KEY_PARAMETER, data_url_of
+from api.openai.objects import ChatAnswerSchema, Measurements
+from api.openai.sync import awaited
+from api.requests.inputs import WrongPicture, decode_data_url
 from api.service import Service, current_service
 from configs.errors import FieldError
-from routing.record import Request
-from routing.tasks import TASKS
+from routing.parameters import TASKS
+from routing.request import Request
+
+_USER: Final = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the user said and showed: the texts joined by spaces, the pictures as bytes."""
+
+    prompt: str
+    images: tuple[bytes, ...]
+
+
+class MessagesField(fields.Field[Conversation]):
+    """A list of messages, as a conversation."""
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> Conversation:
+        if not isinstance(value, list) or not value:
+            raise ValidationError("is not a list of messages")
+        texts: list[str] = []
+        images: list[bytes] = []
+        for index, message in enumerate(value):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise ValidationError({index: ["is no message with a role"]})
+            if message["role"] == _USER:
+                try:
+                    _read(message.get("content"), texts, images)
+                except ValidationError as wrong:
+                    raise ValidationError({index: wrong.messages}) from None
+        return Conversation(" ".join(texts), tuple(images))
+
+
+def _read(content: Any, texts: list[str], images: list[bytes]) -> None:
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        match part:
+            case str(text) | {"type": "text" | "input_text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image_url", "image_url": {"url": str(url)}}:
+                images.append(_decoded(url))
+            case {"type": "image_url" | "input_image", "image_url": str(url)}:
+                images.append(_decoded(url))
+            case {"image": str(data)}:
+                images.append(_decoded(_as_data_url(data)))
+            case _:
+                raise ValidationError(
+                    "has a content that is neither text nor an image_url part with a data URL"
+                )
+
+
+def _as_data_url(data: str) -> str:
+    return data if data.startswith("data:") else f"data:image/png;base64,{data}"
+
+
+def _decoded(url: str) -> bytes:
+    try:
+        return decode_data_url(url)
+    except WrongPicture as wrong:
+        raise ValidationError(f"has an image that {wrong}") from None
+
 
 blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
 

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields
 
-from api.body_fields import FlagField, SizeField, TextField, WholeField, described
-from api.call_body import read_body
-from api.catalog import Catalog, ServedModel
-from api.input_checks import picked_task
-from api.request_schema import RequestBodySchema
+from api.http.body import read_body
+from api.http.fields import FlagField, SizeField, TextField, WholeField, described
+from api.models.catalog import Catalog, ServedModel
+from api.requests.checks import picked_task
+from api.requests.schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
-from configs.field_types import OneOf
-from routing.formats import OUTPUT_FORMATS
+from configs.fields import OneOf
+from routing.parameters import OUTPUT_FORMATS
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"

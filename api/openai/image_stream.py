@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.awaited_request import AwaitedRequest, ClientGone
 from api.errors import error_object
-from api.event_stream import KEEP_ALIVE, KEEP_ALIVE_S, event_text
-from routing.record import Request
+from api.http.sse import KEEP_ALIVE, KEEP_ALIVE_S, event_text
+from api.openai.sync import AwaitedRequest, ClientGone
+from routing.request import Request
 
 
 @dataclass(slots=True)

@@ -1,32 +1,150 @@
-"""The calls that make pictures and wait for them: `/v1/images/generations` and `/v1/images/edits`.
-
-With `stream` they are told by events as they come (`api/openai/image_stream.py`).
-
-Does not know how a request is run, nor how its client is watched (`api/awaited_request.py`).
-"""
+"""The calls that make pictures and wait: `/v1/images/generations` and `/v1/images/edits`."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from flask import Response
+from flask import request as call
 from flask_smorest import Blueprint
 
-from api.awaited_request import AwaitedRequest, awaited
-from api.call_body import body_content
-from api.call_headers import IDEMPOTENCY_KEY, idempotency_key
-from api.event_stream import EVENT_CONTENT, event_response
-from api.json_body import JSON
-from api.openai.fields import read_openai_body
-from api.openai.image_fields import URL, EditsSchema, GenerationsSchema
+from api.http.body import JSON, body_content
+from api.http.fields import FlagField, ImageField, ImagesField, WholeField, described
+from api.http.headers import IDEMPOTENCY_KEY, idempotency_key
+from api.http.sse import EVENT_CONTENT, event_response
+from api.models.catalog import ServedModel
+from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
 from api.openai.image_stream import ImageStream, size_of
-from api.openai.measurements import Measurements
-from api.openai.objects import ImagesAnswerSchema
-from api.openai.pictures import absolute_url, base64_of
+from api.openai.objects import ImagesAnswerSchema, Measurements
+from api.openai.sync import AwaitedRequest, awaited
+from api.requests.checks import shown
+from api.requests.objects import request_url
 from api.service import Service, current_service
-from routing.record import Request
+from configs.errors import FieldError, NotFound
+from configs.fields import OneOf
+from routing.parameters import IMAGE_TASKS
+from routing.request import Request
+
+BASE64: Final = "b64_json"
+
+
+URL: Final = "url"
+
+
+_MOST_PARTIAL_IMAGES: Final = 3
+
+
+_DATA_URL: Final = {"type": "string"}
+
+
+class GenerationsSchema(OpenAISchema):
+    """What `POST /v1/images/generations` takes, beside all fields of a native request."""
+
+    tasks: ClassVar[frozenset[str]] = IMAGE_TASKS
+    product: ClassVar[str] = "pictures"
+    event_kind: ClassVar[str] = "image_generation"
+
+    response_format = OneOf(
+        BASE64, URL, metadata=described("How the pictures are answered.", default=BASE64)
+    )
+    background = OneOf("auto", "opaque", metadata=described("Pictures are opaque here."))
+    stream = FlagField("Answer with events, the last of which brings the picture.", default=False)
+    partial_images = WholeField(
+        "How many previews the stream brings at most, spread evenly over the steps.",
+        minimum=0,
+        maximum=_MOST_PARTIAL_IMAGES,
+        default=0,
+    )
+
+    def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
+        """Ask for the previews that the stream is to bring, where the model can show any."""
+        details = super().adapt(given, model) + _wrong_stream(given)
+        if given.get("partial_images") and model.abilities.preview:
+            given["preview"] = True
+        return details
+
+    def left_aside(self, given: Mapping[str, Any]) -> list[str]:
+        """Return one sentence for each field that had no meaning."""
+        lines = super().left_aside(given)
+        if given.get("partial_images") and not given.get("preview"):
+            lines.append("partial_images was left aside: this model can show no previews")
+        return lines
+
+
+class EditsSchema(GenerationsSchema):
+    """What `POST /v1/images/edits` takes, beside all fields of a native request."""
+
+    aliases: ClassVar[Mapping[str, str]] = {**GenerationsSchema.aliases, "mask": "mask_image"}
+    event_kind: ClassVar[str] = "image_edit"
+
+    image = ImagesField(
+        metadata=described(
+            "Picture to edit, or several: files named `image` or `image[]`, or data URLs.",
+            anyOf=[_DATA_URL, {"type": "array", "items": _DATA_URL, "minItems": 1}],
+        )
+    )
+    mask = ImageField(
+        metadata=described("What to paint anew is transparent or white in it.", **_DATA_URL),
+    )
+    input_fidelity = IgnoredField()
+    bot_task = IgnoredField()
+    sys_type = IgnoredField()
+    system_prompt = IgnoredField()
+
+    def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
+        """Ask for a picture: without one there is nothing to edit."""
+        details = super().adapt(given, model)
+        if not given.get("image") and not details:
+            details.append(FieldError("image", "is missing; send the picture to edit", "missing"))
+        return details
+
+
+def _wrong_stream(given: Mapping[str, Any]) -> list[FieldError]:
+    details = []
+    wanted, streams = given.get("partial_images", 0), given.get("stream", False)
+    if not 0 <= wanted <= _MOST_PARTIAL_IMAGES:
+        reason = f"{shown(wanted)} is not from 0 to {_MOST_PARTIAL_IMAGES}"
+        details.append(FieldError("partial_images", reason))
+    elif wanted and not streams:
+        details.append(FieldError("partial_images", 'comes with "stream": true only'))
+    if wanted and given.get("preview") is False:
+        details.append(FieldError("preview", "is false, and partial_images asks for previews"))
+    if streams and given.get("response_format") == URL:
+        reason = f"is {URL}, and a stream brings the pictures themselves; leave it out"
+        details.append(FieldError("response_format", reason))
+    return details
+
+
+def base64_of(service: Service, request: Request, index: int) -> str:
+    """Return the file of output `index` in base64.
+
+    Raises:
+        NotFound: Its client removed it meanwhile.
+    """
+    try:
+        data = service.router.outputs.read(request.outputs[index].name)
+    except FileNotFoundError:
+        raise NotFound(f"The outputs of request {request.id} were removed.") from None
+    return base64.b64encode(data).decode()
+
+
+def data_url_of(service: Service, request: Request, index: int) -> str:
+    """Return the file of output `index` as a data URL.
+
+    Raises:
+        NotFound: Its client removed it meanwhile.
+    """
+    media_type = request.outputs[index].media_type
+    return f"data:{media_type};base64,{base64_of(service, request, index)}"
+
+
+def absolute_url(request: Request, index: int) -> str:
+    """Return where output `index` can be fetched, with the host that the client called."""
+    return f"{call.host_url.rstrip('/')}{request_url(request.id)}/outputs/{index}"
+
 
 KEY_PARAMETER: Final = {
     "in": "header",
@@ -35,7 +153,11 @@ KEY_PARAMETER: Final = {
     "description": "A name of your own: the same one with the same body makes one request, which "
     "a client that goes does not cancel.",
 }
+
+
 _QUALITIES: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
+
+
 # What an event of a finished picture has of the answer that is no stream.
 _OF_ANSWER: Final = (
     "id",
@@ -48,6 +170,8 @@ _OF_ANSWER: Final = (
     "peak_memory_mb",
     "warnings",
 )
+
+
 _STREAM: Final = {
     200: {
         "description": "The pictures; with `stream` events `partial_image` and `completed`, whose "
@@ -55,6 +179,7 @@ _STREAM: Final = {
         "content": EVENT_CONTENT,
     }
 }
+
 
 blueprint = Blueprint("images", __name__, description="Pictures by OpenAI's calls.")
 

@@ -1,11 +1,8 @@
-"""The calls that make videos without waiting for them: `/v1/videos` and what is below it.
-
-A video is a native request whose task makes one; its id is the same. Does not know how it is run.
-"""
+"""The calls that make videos without waiting for them: `/v1/videos` and what is below it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Final
 
@@ -13,26 +10,104 @@ from flask import Response
 from flask_smorest import Blueprint
 from marshmallow import Schema, ValidationError, fields, validate
 
-from api.body_fields import ImagesField, described
-from api.call_body import body_content
-from api.call_headers import idempotency_key
-from api.catalog import ServedModel
+from api.http.body import body_content
+from api.http.fields import ImagesField, described
+from api.http.headers import idempotency_key
+from api.models.catalog import ServedModel
 from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.images import KEY_PARAMETER
-from api.openai.objects import VideoDeletedSchema, VideoListSchema, VideoSchema
-from api.openai.video_object import video_object
-from api.outputs import FILE_ANSWERS, output_response
+from api.openai.objects import Measurements, VideoDeletedSchema, VideoListSchema, VideoSchema
+from api.requests.files import FILE_ANSWERS, output_response
+from api.requests.submit import submit_body
 from api.service import Service, current_service
-from api.submission import submit_body
 from configs.errors import FieldError, InvalidRequest, NotFound
-from configs.field_types import OneOf
-from routing.outcome import Status
-from routing.record import Request
-from routing.tasks import VIDEO_TASKS
+from configs.fields import OneOf
+from configs.settings import Settings
+from routing.parameters import MEDIA_TYPES, VIDEO_TASKS
+from routing.replica import Registry
+from routing.request import Request, Status
+
+_STATUS: Final = {
+    Status.QUEUED: "queued",
+    Status.RUNNING: "in_progress",
+    Status.SUCCEEDED: "completed",
+}
+
+
+_FAILED: Final = "failed"
+
+
+_DIGITS: Final = 3
+
+
+_PERCENT: Final = 100
+
+
+def video_object(
+    request: Request, registry: Registry, settings: Settings, left_aside: Sequence[str]
+) -> dict[str, Any]:
+    """Return the object; `left_aside` are sentences about what has no meaning here."""
+    parameters = request.parameters
+    measured = Measurements.of(request, registry)
+    output = request.outputs[0] if request.outputs else None
+    fps = output.fps if output else parameters.fps
+    frames = output.num_frames if output else parameters.num_frames
+    duration_s = round(frames / fps, _DIGITS) if frames and fps else None
+    ended = request.finished_at
+    ran = None if ended is None or request.started_at is None else ended - request.started_at
+    done = request.status is Status.SUCCEEDED
+    form = parameters.output_format
+    return {
+        "id": request.id,
+        "object": "video",
+        "model": request.model,
+        "prompt": parameters.prompt,
+        "status": _STATUS.get(request.status, _FAILED),
+        "progress": _PERCENT if done else _progress(request),
+        "size": f"{parameters.width}x{parameters.height}",
+        "seconds": None if duration_s is None else f"{duration_s:g}",
+        "quality": "default",
+        "created_at": int(request.created_at),
+        "completed_at": int(ended) if ended is not None and done else None,
+        "expires_at": int(ended + settings.retention_s) if ended is not None else None,
+        "error": _error(request),
+        "remixed_from_video_id": None,
+        "media_type": MEDIA_TYPES[form],
+        "file_name": f"{request.id}.{form}",
+        "fps": fps,
+        "num_frames": frames,
+        "duration_s": duration_s,
+        "inference_time_s": None if ran is None else round(ran, _DIGITS),
+        "stage_durations": measured.stage_durations,
+        "peak_memory_mb": measured.peak_memory_mb,
+        "metrics": measured.to_json(),
+        "warnings": [*request.warnings, *left_aside],
+    }
+
+
+def _progress(request: Request) -> int:
+    """Whole percents of the denoising steps; 100 is kept for the finished file."""
+    if not request.steps:
+        return 0
+    return min(_PERCENT - 1, int(_PERCENT * request.step / request.steps))
+
+
+def _error(request: Request) -> dict[str, str] | None:
+    if request.error is not None:
+        return {"code": request.error.code, "message": request.error.message}
+    if request.status in {Status.CANCELED, Status.EXPIRED}:
+        return {"code": request.status.value, "message": f"The video is {request.status.value}."}
+    return None
+
 
 _MAX_PAGE: Final = 100
+
+
 _PAGE: Final = 20
+
+
 _MAX_SECONDS: Final = 86_400
+
 
 blueprint = Blueprint("videos", __name__, description="Videos by OpenAI's calls.")
 

@@ -1,7 +1,4 @@
-"""One child process: in a session of its own, with its own log, never outliving the launcher.
-
-Knows signals and process groups. Does not know what the process is for, nor when it starts again.
-"""
+"""One child process: started, watched, restarted after a pause, ended."""
 
 from __future__ import annotations
 
@@ -12,10 +9,38 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+
+@dataclass
+class Backoff:
+    """The pauses between the starts of one part.
+
+    Attributes:
+        first_s: The pause after the first end.
+        cap_s: The longest pause.
+        stable_s: A part that was ready for this long has proven itself: the pauses begin anew.
+    """
+
+    first_s: float = 1.0
+    cap_s: float = 60.0
+    stable_s: float = 60.0
+    _next_s: float = field(default=0.0, init=False)
+
+    def pause(self, ready_s: float) -> float:
+        """Return the pause, in seconds, after an end; the part had been ready for ``ready_s``."""
+        if self._next_s == 0.0 or ready_s >= self.stable_s:
+            self._next_s = self.first_s
+        pause = min(self._next_s, self.cap_s)
+        self._next_s = pause * 2
+        return pause
+
+
 _PR_SET_PDEATHSIG: Final = 1
+
+
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 

@@ -1,7 +1,4 @@
-"""The parts of this service: Redis, one worker for each replica, the API, Flower, the webhooks.
-
-Says which command each is, when it counts as ready and in which order they end. Starts nothing.
-"""
+"""The parts of a running service, and the command of each."""
 
 from __future__ import annotations
 
@@ -9,28 +6,72 @@ import http.client
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from redis.exceptions import RedisError
 
 from configs.settings import Settings
-from configs.stages import ReplicaPlan
+from configs.stage_config import ReplicaPlan
 from routing.broker import WEBHOOK_QUEUE, Broker
-from routing.registry import Registry
-from routing.replica import Replica, ReplicaState
-from scripts.launcher.part import Part
+from routing.replica import Registry, Replica, ReplicaState
 from scripts.launcher.redis_server import RedisServer
 
+
+def no_reason(_pid: int) -> str | None:
+    """Return None: nothing is known about why the process failed."""
+    return None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of the service.
+
+    Attributes:
+        name: ``redis``, ``replica0``, ``api``; also the name of its log.
+        command: The command line, its first word a program.
+        ready: Given the process id, says what is ready, or None while it is not; must return soon.
+        failure: Given the process id, says why it failed, or None where that is not known.
+        environment: Variables added to those of the launcher; one that is None is removed.
+        stop_order: Parts with a lower number are asked to end before those with a higher one.
+        grace_s: Seconds it has to end after it was asked to.
+        lingers: Whether it may go on, after its grace, while the next in the order end.
+        orphan_signal: What it is sent when the launcher dies without stopping it.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    ready: Callable[[int], str | None]
+    failure: Callable[[int], str | None] = no_reason
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    stop_order: int = 0
+    grace_s: float = 5.0
+    lingers: bool = False
+    orphan_signal: signal.Signals = signal.SIGKILL
+
+
 _API, _WORK, _STORE = range(3)  # the order in which they end
+
+
 # With the time that the API may outlive the workers, all graces together stay below ten
 # seconds. A worker needs its drain, a second to notice the signal, and one to take torch down.
 _API_GRACE_S: Final = 0.5
+
+
 _WORK_GRACE_S: Final = 7.8
+
+
 _AFTER_DRAIN_S: Final = 2.8
+
+
 _STORE_GRACE_S: Final = 1.0
+
+
 _LOOK_S: Final = 0.3
+
+
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
@@ -64,7 +105,7 @@ def api_part(settings: Settings) -> Part:
     host, port = reachable(settings.api_host), settings.api_port
     return Part(
         name="api",
-        command=(sys.executable, "-m", "gunicorn", "--config", "python:api.gunicorn_conf"),
+        command=(sys.executable, "-m", "gunicorn", "--config", "python:api.server"),
         ready=lambda _pid: base_url(host, port) if _is_healthy(host, port) else None,
         stop_order=_API,
         grace_s=_API_GRACE_S,
@@ -92,7 +133,7 @@ def webhook_part(broker: Broker) -> Part:
     options = ("-Q", WEBHOOK_QUEUE, "-n", node, "-l", "WARNING")
     return Part(
         name=WEBHOOK_QUEUE,
-        command=(*_celery("worker", "api.webhook_worker"), *options),
+        command=(*_celery("worker", "api.webhooks.worker"), *options),
         ready=lambda _pid: "sends what is due" if broker.answers(node) else None,
         stop_order=_WORK,
     )

@@ -1,7 +1,4 @@
-"""What is checked before anything starts: the stage file, this machine, the ports, the names.
-
-Each refusal is one line that names the mend. Starts nothing and leaves nothing open.
-"""
+"""What is checked before anything is started: ports, addresses, the stage file."""
 
 from __future__ import annotations
 
@@ -10,13 +7,56 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from configs.devices import check_machine, detect_machine
 from configs.settings import Settings
-from configs.stages import ReplicaPlan, StageConfig, load_stages, plan_replicas
-from routing.registry import Registry
-from routing.replica import Heartbeat, ReplicaState
-from scripts.launcher.refusal import StartRefused
+from configs.stage_config import ReplicaPlan, StageConfig
+from configs.stages import load_stages, plan_replicas
+from routing.replica import Heartbeat, Registry, ReplicaState
+
+
+class StartRefused(Exception):
+    """Raised when something this machine or the network should have is not there; exit code 1."""
+
+
+def addresses(
+    api: str,
+    flower: str,
+    logs: Path,
+    plans: Sequence[ReplicaPlan],
+    failed: Sequence[str],
+    *,
+    asks_for_key: bool,
+) -> str:
+    """Return the block that ends the start: what is served and where, and a call to try.
+
+    Args:
+        api: URL of the API.
+        flower: URL of Flower.
+        logs: Folder of the parts' logs.
+        plans: The replicas.
+        failed: Names of the parts that are not ready.
+        asks_for_key: Whether calls must bring the key.
+    """
+    models = ", ".join(dict.fromkeys(plan.stage.model_name for plan in plans))
+    count = f"{len(plans)} replica{'' if len(plans) == 1 else 's'}"
+    state = f", not ready: {', '.join(failed)}" if failed else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key else ""
+    return f"""
+Diffusion Replicas: {models} on {count}{state}
+  page    {api}/
+  API     {api}/v1/requests
+  docs    {api}/docs
+  Flower  {flower}/
+  logs    {logs}
+
+Try it:
+  curl -s {api}/v1/requests{key} -H 'Content-Type: application/json' -H 'Prefer: wait=60' \\
+    -d '{{"prompt": "a large red circle on a blue background"}}'
+
+Ctrl-C stops everything."""
+
 
 _ALIVE = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from configs.redis_url import RedisUrl
 from routing.connection import connect
-from scripts.launcher.refusal import StartRefused
+from scripts.launcher.preflight import StartRefused
 
 _NAMES: Final = ("redis-server", "valkey-server")
 _VERSION: Final = re.compile(r"\bv=(\d+)\.(\d+)\.(\d+)")

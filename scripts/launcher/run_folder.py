@@ -22,8 +22,9 @@ from typing import Any
 
 import yaml
 
-from configs.stages import StageConfig, reference_document
-from scripts.launcher.refusal import StartRefused
+from configs.stage_config import StageConfig
+from configs.stages import reference_document
+from scripts.launcher.preflight import StartRefused
 
 
 class RunFolder:

@@ -11,20 +11,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from configs.settings import REPOSITORY, Settings
-from configs.stages import ReplicaPlan
+from configs.stage_config import ReplicaPlan
 from routing.broker import Broker
 from routing.connection import connect
-from routing.registry import Registry
-from scripts.console import say
+from routing.replica import Registry
+from scripts.api_client import say
 from scripts.launcher import parts
-from scripts.launcher.addresses import addresses
-from scripts.launcher.preflight import check_names
+from scripts.launcher.preflight import StartRefused, addresses, check_names
 from scripts.launcher.redis_server import RedisServer, check_redis
-from scripts.launcher.refusal import StartRefused
 from scripts.launcher.run_folder import RunFolder
-from scripts.launcher.shutdown import Shutdown
-from scripts.launcher.stop_wish import StopWish
-from scripts.launcher.supervisor import Supervisor, last_line
+from scripts.launcher.supervisor import Shutdown, StopWish, Supervisor, last_line
 
 _LOOK_EVERY_S: Final = 0.2
 _REDIS_START_S: Final = 60.0  # it reads its whole file first

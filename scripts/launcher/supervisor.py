@@ -1,20 +1,49 @@
-"""The supervisor: starts the parts, says when each is ready, and starts again what has ended.
-
-One thread, driven by :meth:`Supervisor.look`, which never waits. Does not know what the parts are.
-"""
+"""The supervisor: starts the parts, restarts those that end, and stops them all."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.launcher.backoff import Backoff
-from scripts.launcher.child_process import ChildProcess
-from scripts.launcher.part import Part
+from scripts.launcher.child_process import Backoff, ChildProcess
+from scripts.launcher.parts import Part
+
+
+class StopWish:
+    """Set by a first signal; a second one asks to hurry."""
+
+    def __init__(self) -> None:
+        """Take over the signals; a SIGHUP that was ignored (``nohup``) stays ignored."""
+        self._event = threading.Event()
+        self._times = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the first signal, but not longer than ``seconds``; whether it has come."""
+        return self._event.wait(seconds)
+
+    def has_come(self) -> bool:
+        """Whether there was a signal."""
+        return self._event.is_set()
+
+    def hurries(self) -> bool:
+        """Whether there was more than one."""
+        return self._times > 1
+
+    def _note(self, *_: object) -> None:
+        self._times += 1
+        self._event.set()
+
 
 _LOG_TAIL_BYTES = 8192
+
+
 _LOG_LINE_CHARS = 300
 
 
@@ -43,7 +72,7 @@ class Member:
 
 
 class Supervisor:
-    """Runs parts until they are stopped (``scripts/launcher/shutdown.py``)."""
+    """Runs parts until they are stopped (``scripts/launcher/supervisor.py``)."""
 
     def __init__(
         self,
@@ -156,3 +185,69 @@ def _spelled(status: int) -> str:
         return f"code {status}"
     described = signal.strsignal(-status)
     return f"signal {-status}{f' ({described.lower()})' if described else ''}"
+
+
+OUTLIVE_S = 0.4  # how long a part that lingers may outlive the ones it lingered for
+
+
+HURRY_S = 1.0  # every grace, once somebody has asked a second time
+
+
+_KILL_S = 1.0
+
+
+_PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """How the parts are brought to their end.
+
+    Attributes:
+        hurried: Whether somebody has asked a second time.
+        say: Prints one line to people.
+        clock: Seconds that never go back.
+        sleep: Waits for so many seconds.
+    """
+
+    hurried: Callable[[], bool]
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def stop(self, members: Sequence[Member]) -> None:
+        """End all parts: in their order, and the ones of one order together.
+
+        A part that lingers goes on while the next ones end: the API still answers the clients that
+        wait for what the replicas finish. What is idle ends at once, so that the graces are rare.
+        """
+        lingering: list[Member] = []
+        for order in sorted({member.part.stop_order for member in members}):
+            row = [member for member in members if member.part.stop_order == order]
+            for member in row:
+                if member.process is not None:
+                    member.process.terminate()
+            self._wait(row, max(member.part.grace_s for member in row))
+            self._wait(lingering, OUTLIVE_S)
+            self._kill([*lingering, *(member for member in row if not member.part.lingers)])
+            lingering = [member for member in row if member.part.lingers]
+        self._kill(lingering)
+
+    def _wait(self, members: Sequence[Member], seconds: float) -> None:
+        started = self.clock()
+        while any(_runs(member) for member in members):
+            if self.clock() - started >= (min(seconds, HURRY_S) if self.hurried() else seconds):
+                return
+            self.sleep(_PAUSE_S)
+
+    def _kill(self, members: Sequence[Member]) -> None:
+        late = [member for member in members if _runs(member)]
+        for member in late:
+            if member.process is not None:
+                self.say(f"{member.part.name} did not end in time and is killed")
+                member.process.kill()
+        self._wait(late, _KILL_S)
+
+
+def _runs(member: Member) -> bool:
+    return member.process is not None and member.process.poll() is None

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from scripts.serving_bench.clocked_run import Measurement
+from scripts.serving_bench.measurement import Measurement
 from scripts.serving_bench.options import Options
-from scripts.serving_bench.outcome import Outcome, Reply
+from scripts.serving_bench.requests import Outcome, Reply
 
 _DIGITS: Final = 6
 

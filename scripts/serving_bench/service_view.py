@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from scripts.serving_bench.http_call import NO_ANSWER, Caller, RequestFailed, pause
-from scripts.serving_bench.planned_request import BenchRefused
+from scripts.serving_bench.requests import BenchRefused
 
 _LOOK_EVERY_S: Final = 0.5
 _MIB: Final = 1024 * 1024

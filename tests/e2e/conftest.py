@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.families.catalog import save_family
+from scripts.lab.families import save_family
 from tests.e2e.service import Service
 
 FILM = """

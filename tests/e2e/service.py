@@ -77,7 +77,7 @@ class Service:
 
     def start_api(self) -> None:
         """Start the API and return once it answers."""
-        self._run("api", {}, "-m", "gunicorn", "--config", "python:api.gunicorn_conf")
+        self._run("api", {}, "-m", "gunicorn", "--config", "python:api.server")
         wait_until(lambda: self.call("GET", "/health").status == 200, READY_S, "the API", LOOK_S)
 
     def start_replica(self, name: str, environ: Mapping[str, str] | None = None) -> None:

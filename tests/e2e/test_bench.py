@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from configs.settings import REPOSITORY
-from scripts.families.catalog import save_family
+from scripts.lab.families import save_family
 from tests.e2e.service import Service
 from tests.waiting import wait_until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.tiny_model.picture_check import check_picture
+from scripts.lab.tiny_model.picture_check import check_picture
 from tests.e2e.service import Service
 from tests.waiting import wait_until
 

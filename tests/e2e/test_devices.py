@@ -14,13 +14,13 @@ import pytest
 import yaml
 
 from configs.settings import REPOSITORY
-from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
+from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
 from tests.e2e.service import Service
 from tests.engine.tiny_families import save_family
 from tests.waiting import wait_until
 from workers.engine.engine import Engine
-from workers.engine.observer import SilentObserver
+from workers.engine.generation import SilentObserver
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from configs.settings import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
-COMMAND = (sys.executable, "-m", "scripts.devices_bench", "--device", "cpu", "--size", "tiny")
+COMMAND = (sys.executable, "-m", "scripts.lab.devices_bench", "--device", "cpu", "--size", "tiny")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from configs.settings import REPOSITORY
-from scripts.tiny_model.picture_check import check_picture
+from scripts.lab.tiny_model.picture_check import check_picture
 from tests.e2e.service import RUN_S, Service
 from tests.waiting import wait_until
 

@@ -13,7 +13,7 @@ import pytest
 from openai.types import ImagesResponse
 from PIL import Image
 
-from scripts.tiny_model.picture_check import check_picture
+from scripts.lab.tiny_model.picture_check import check_picture
 from tests.e2e.service import Service
 from tests.pictures import picture
 

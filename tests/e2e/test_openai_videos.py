@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from scripts.families.catalog import save_family
+from scripts.lab.families import save_family
 from tests.e2e.service import Service
 from tests.pictures import data_url, picture
 

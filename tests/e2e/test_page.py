@@ -135,7 +135,7 @@ def test_every_field_has_a_label(page: Page) -> None:
     assert [field.accessible_name for field in fields if field.is_displayed()].count("") == 0
 
 
-def test_the_docs_page_opens_the_spec_from_here(page: Page, service: Service) -> None:
+def test_the_docs_opens_the_spec_from_here(page: Page, service: Service) -> None:
     page.browser.get(f"{service.url}/docs")
     path = "/v1/requests/{request_id}/cancel"
     wait_until(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from scripts.tiny_model.picture_check import check_picture
+from scripts.lab.tiny_model.picture_check import check_picture
 from tests.e2e.service import Service
 
 PROMPTS = (

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from PIL import Image
 
-from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
+from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
-from scripts.families.catalog import save_family
+from scripts.lab.families import save_family
 from tests.e2e.launcher import Launcher
 from tests.waiting import wait_until
 from workers.engine.engine import Engine
-from workers.engine.observer import SilentObserver
+from workers.engine.generation import SilentObserver
 
 pytestmark = pytest.mark.slow
 

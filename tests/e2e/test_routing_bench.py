@@ -14,7 +14,7 @@ from tests.e2e.started import started_in
 
 pytestmark = pytest.mark.slow
 
-BENCH = (sys.executable, "-m", "scripts.routing_bench", "--requests", "4", "--steps", "2")
+BENCH = (sys.executable, "-m", "scripts.lab.routing_bench", "--requests", "4", "--steps", "2")
 RUN_S = 240
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.tiny_model.picture_check import check_picture
-from scripts.tiny_model.shapes import Spec
+from scripts.lab.tiny_model.picture_check import check_picture
+from scripts.lab.tiny_model.shapes import Spec
 from tests.e2e.service import Service, running_alone
 
 SPECS = (

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from configs.pipeline_settings import PipelineSettings
+from configs.stage_config import PipelineSettings
 from routing.parameters import Parameters
-from scripts.families.trial import pixels
+from scripts.lab.family_trial import pixels
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.denoiser.batch_lesson import BatchLesson
 from workers.engine.abilities import inspect_abilities
+from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.inputs import Inputs
-from workers.engine.observer import Interrupted
+from workers.engine.generation import Interrupted
+from workers.sharing.stats import BatchLesson
 
 TIMEOUT_S = 60
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from routing.parameters import Parameters
-from routing.tasks import FROM_IMAGE_TASKS, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
-from scripts.families.trial import small_inputs
+from routing.parameters import FROM_IMAGE_TASKS, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
+from scripts.lab.family_trial import small_inputs
 from tests.engine.company import TIMEOUT_S
+from workers.engine.arguments import Inputs
 from workers.engine.engine import Generation
-from workers.engine.inputs import Inputs
 
 PROMPTS = ("a red circle on a blue background", "a star", "a green heart on a white ground", "x")
 OUTPUTS = (2, 1, 3)

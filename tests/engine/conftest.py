@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from configs.stages import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
+from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
 from tests.engine.company import Company
 from tests.engine.toy_denoiser import Requests
-from workers.denoiser.rendezvous import Rendezvous
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.loader import load_pipeline
+from workers.sharing.rendezvous import Rendezvous
 
 MakeParameters = Callable[..., Parameters]
 TIMEOUT_S = 60

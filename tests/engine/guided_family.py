@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from scripts.families.trial import load_folder, small_inputs, small_request
-from workers.devices.device_chunk import denoisers
-from workers.engine.pipeline_arguments import call_arguments
+from scripts.lab.family_trial import load_folder, small_inputs, small_request
+from workers.devices.chunk import denoisers
+from workers.engine.arguments import call_arguments
 
 BEFORE, AFTER, CHANGED_AT = 3.0, 9.0, 1
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from workers.denoiser.merging import Unmergeable, layout, merge
-from workers.denoiser.row_choice import choose_rows
-from workers.denoiser.row_variety import new_differences
+from workers.sharing.call import choose_rows
+from workers.sharing.checks import new_differences
+from workers.sharing.merging import Unmergeable, layout, merge
 
 FRAMES = 4
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.engine.tiny_families import FAMILIES, picture_of
-from workers.denoiser.attention_signatures import note_signatures
-from workers.devices.device_chunk import denoisers
+from workers.devices.chunk import denoisers
+from workers.patches import note_signatures
 
 
 def processors(denoiser: Any) -> list[Any]:

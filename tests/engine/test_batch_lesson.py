@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.denoiser.batch_lesson import BatchLesson
+from workers.sharing.stats import BatchLesson
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scripts.bench_denoisers import DENOISERS
+from scripts.lab.bench_denoisers import DENOISERS
 
 NOWHERE = torch.device("meta")
 

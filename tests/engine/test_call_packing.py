@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from workers.devices.call_packing import as_bytes, pack, unpack
+from workers.devices.rank_messages import as_bytes, pack, unpack
 
 CPU = torch.device("cpu")
 

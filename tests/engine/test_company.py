@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from routing.parameters import Parameters
-from routing.tasks import TEXT_TO_IMAGE
-from scripts.families.catalog import save_family
-from scripts.families.trial import small_request
+from routing.parameters import TEXT_TO_IMAGE, Parameters
+from scripts.lab.families import save_family
+from scripts.lab.family_trial import small_request
 from tests.engine.company import TIMEOUT_S, Company, difference
 from tests.engine.company_requests import PROMPTS, one_output_each
 from tests.engine.conftest import MakeParameters, patient, plan
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
 
 
 @pytest.fixture

@@ -8,21 +8,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from routing.parameters import Parameters
-from routing.tasks import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE, TEXT_TO_VIDEO
-from scripts.families.catalog import save_family
-from scripts.families.trial import pixels, small_request
+from routing.parameters import (
+    IMAGE_TO_IMAGE,
+    IMAGE_TO_VIDEO,
+    INPAINT,
+    TEXT_TO_IMAGE,
+    TEXT_TO_VIDEO,
+    Parameters,
+)
+from scripts.lab.families import save_family
+from scripts.lab.family_trial import pixels, small_request
 from tests.engine.company import TIMEOUT_S, Canceler, Company, difference
 from tests.engine.company_requests import OUTPUTS, PROMPTS, TASKS, inputs_for, results
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
-from workers.engine.company_proof import is_right_in_company
+from workers.engine.arguments import Inputs
+from workers.engine.batch import Seat
 from workers.engine.engine import Engine
-from workers.engine.inputs import Inputs
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.seat import Seat
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
+from workers.engine.warm_up import is_right_in_company
 
 FAMILIES = {
     "stable_diffusion_xl": TASKS,

@@ -6,14 +6,13 @@ import pytest
 from diffusers import FluxImg2ImgPipeline, FluxKontextPipeline
 from PIL import Image
 
-from routing.parameters import Parameters
-from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
+from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
 from tests.engine.company import Company, difference
 from tests.engine.company_requests import inputs_for, of_task, results, several_outputs
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
-from workers.engine.company import company_of
-from workers.engine.inputs import Inputs
+from workers.engine.arguments import Inputs
+from workers.engine.batch import company_of
 
 
 @pytest.fixture

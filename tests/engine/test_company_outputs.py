@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from configs.errors import NonFiniteOutput
-from routing.parameters import Parameters
-from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
-from scripts.families.trial import pixels
+from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
+from scripts.lab.family_trial import pixels
 from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
 from tests.engine.company_requests import OUTPUTS, TASKS, of_task, results, several_outputs
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
 
 
 @pytest.fixture

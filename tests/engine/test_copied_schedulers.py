@@ -13,15 +13,15 @@ from diffusers import (
     SkyReelsV2Transformer3DModel,
 )
 
-from routing.tasks import TEXT_TO_VIDEO
-from scripts.families.trial import Watcher, pixels, small_request
-from scripts.families.wan import wan
+from routing.parameters import TEXT_TO_VIDEO
+from scripts.lab.family_trial import Watcher, pixels, small_request
+from scripts.lab.video_families import wan
 from tests.engine.conftest import count_decodes, plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.watched_steps import watch_steps
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
+from workers.engine.run import watch_steps
 
 STEPS = 3
 

@@ -12,19 +12,17 @@ import torch
 from peft import LoraConfig, get_peft_model_state_dict
 
 from configs.errors import ModelLoadFailed
-from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
+from configs.stage_config import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
 from routing.parameters import Parameters
 from tests.engine.conftest import BUNDLED, MakeParameters, patient
 from tests.engine.recorder import Recorder
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from tests.engine.tiny_families import FAMILIES, save_family
 from tests.engine.toy_denoiser import ToyDenoiser
-from workers.devices.denoiser_copies import each_copy, spread_rows
-from workers.devices.device_chunk import DeviceChunk
-from workers.devices.lane import Lane, open_lanes
-from workers.devices.row_dealing import deal_calls, deal_rows
+from workers.devices.chunk import DeviceChunk
+from workers.devices.copies import Lane, deal_calls, deal_rows, each_copy, open_lanes, spread_rows
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.loader import load_pipeline
 
 
 def plan_of_two(model: Path = BUNDLED, **parallel: Any) -> ReplicaPlan:

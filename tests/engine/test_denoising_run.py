@@ -11,13 +11,13 @@ from diffusers import EulerAncestralDiscreteScheduler, FlowMatchEulerDiscreteSch
 from PIL.Image import Image
 
 from routing.parameters import Parameters
-from scripts.families.catalog import save_family
+from scripts.lab.families import save_family
 from tests.engine.conftest import plan
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.watched_steps import watch_steps
+from workers.engine.loader import load_pipeline
+from workers.engine.run import watch_steps
 
 
 def run(pipe: Any, **options: Any):

@@ -13,17 +13,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from configs.pipeline_settings import PipelineSettings
-from routing.parameters import Lora, Parameters
-from routing.tasks import IMAGE_TO_IMAGE, INPAINT
+from configs.stage_config import PipelineSettings
+from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Lora, Parameters
 from tests.engine.conftest import plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
+from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine
-from workers.engine.inputs import Inputs
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
 
 THREADS = 4
 CASES: tuple[dict[str, Any], ...] = (

@@ -13,8 +13,8 @@ from routing.parameters import Parameters
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
 from workers.engine.engine import Engine, Generation
-from workers.engine.observer import Interrupted
-from workers.images import encode
+from workers.engine.generation import Interrupted
+from workers.outputs import encode
 
 
 def pixels(generation: Generation, index: int = 0):

@@ -111,7 +111,7 @@ def test_a_poisoned_cuda_context_is_found_by_asking_the_device():
     """In a process of its own, which can use its device no more afterwards."""
     script = (
         "import torch\n"
-        "from workers.devices.device_faults import is_device_lost\n"
+        "from workers.failures import is_device_lost\n"
         "assert not is_device_lost(ValueError('a bad size'), 'cuda')\n"
         "try:\n"
         "    torch.zeros(2, device='cuda')[torch.tensor([7], device='cuda')].cpu()\n"

@@ -8,24 +8,24 @@ import pytest
 import torch
 
 from configs.errors import GenerationFailed
-from routing.parameters import Parameters
-from routing.tasks import (
+from routing.parameters import (
     IMAGE_TO_IMAGE,
     IMAGE_TO_VIDEO,
     INPAINT,
     TEXT_TO_IMAGE,
     TEXT_TO_VIDEO,
     VIDEO_TASKS,
+    Parameters,
 )
-from scripts.families.catalog import FAMILIES, save_family
-from scripts.families.trial import Watcher, pixels, small_inputs, small_request, together
-from scripts.models_table import COLUMNS, PAGE, page, row, trial_of
+from scripts.lab.families import FAMILIES, save_family
+from scripts.lab.family_trial import Watcher, pixels, small_inputs, small_request, together
+from scripts.lab.models_table import COLUMNS, PAGE, page, row, trial_of
 from tests.engine.conftest import count_decodes, plan
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
 
 IMAGES = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT)
 EDITING = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE)

@@ -1,4 +1,4 @@
-"""What some families do unlike all others, as `scripts.family_sweep` showed."""
+"""What some families do unlike all others, as `scripts.lab.family_sweep` showed."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,21 +19,19 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline
 from diffusers.pipelines.kandinsky5.pipeline_output import KandinskyImagePipelineOutput
 
 from configs.errors import GenerationFailed, ModelLoadFailed
-from configs.pipeline_settings import PipelineSettings
-from routing.parameters import Parameters
-from routing.tasks import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE
-from scripts.families.parts import t5, tokenizer
-from scripts.families.trial import Watcher, small_inputs, small_request
-from scripts.families.wan import wan_image_to_video
+from configs.stage_config import PipelineSettings
+from routing.parameters import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE, Parameters
+from scripts.lab.family_parts import t5, tokenizer
+from scripts.lab.family_trial import Watcher, small_inputs, small_request
+from scripts.lab.video_families import wan_image_to_video
 from tests.engine.conftest import plan
 from workers.engine.abilities import inspect_abilities
+from workers.engine.arguments import call_arguments
 from workers.engine.engine import Engine
 from workers.engine.generation import frames_in, images_in
-from workers.engine.pipeline_arguments import call_arguments
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.pipeline_settings import apply_settings
-from workers.engine.pipeline_tasks import own_tasks, task_classes
-from workers.engine.warm_up_requests import WarmUpRequests
+from workers.engine.loader import apply_settings, load_pipeline
+from workers.engine.pipelines import own_tasks, task_classes
+from workers.engine.warm_up import WarmUpRequests
 
 
 def deepfloyd() -> Any:

@@ -25,10 +25,9 @@ from diffusers import (
 )
 
 from configs.errors import GenerationFailed
-from routing.parameters import Parameters
-from routing.tasks import IMAGE_TO_IMAGE, INPAINT
-from scripts.families.catalog import save_family
-from scripts.families.trial import (
+from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Parameters
+from scripts.lab.families import save_family
+from scripts.lab.family_trial import (
     Watcher,
     load_folder,
     pixels,
@@ -36,8 +35,14 @@ from scripts.families.trial import (
     small_request,
     together,
 )
-from workers.engine.flow_solvers import HEUN, SOLVERS
-from workers.engine.noise_schedulers import USUAL, calls_of, made_scheduler, offered_schedulers
+from workers.engine.schedulers import (
+    HEUN,
+    SOLVERS,
+    USUAL,
+    calls_of,
+    made_scheduler,
+    offered_schedulers,
+)
 
 MEAN, SPREAD = torch.tensor([1.0, -2.0, 0.5, 0.0]), torch.tensor([0.05, 0.3, 1.0, 2.0])
 EULER = "FlowMatchEulerDiscreteScheduler"

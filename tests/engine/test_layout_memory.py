@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from workers.denoiser.layout_memory import LayoutMemory
-from workers.denoiser.merging import Unmergeable, layout
+from workers.sharing.call import LayoutMemory
+from workers.sharing.merging import Unmergeable, layout
 
 
 def call(**changes: Any) -> dict[str, Any]:

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from workers.denoiser.call import Call
-from workers.denoiser.member import Member
-from workers.denoiser.merge_proof import worst_excess
-from workers.denoiser.merging import merge, split
-from workers.denoiser.rounding import excess, spread, step_of
+from workers.sharing.call import Call, Member
+from workers.sharing.checks import excess, spread, step_of, worst_excess
+from workers.sharing.merging import merge, split
 
 NAMES = ("sample", "timestep", "encoder_hidden_states")
 

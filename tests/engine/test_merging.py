@@ -6,8 +6,8 @@ import pytest
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from workers.denoiser.merging import Unmergeable, layout, merge, split
-from workers.denoiser.rounding import excess
+from workers.sharing.checks import excess
+from workers.sharing.merging import Unmergeable, layout, merge, split
 
 
 def call(rows: int = 2, seed: int = 0, **changes: Any) -> dict[str, Any]:

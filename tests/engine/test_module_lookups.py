@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.engine.tiny_families import FAMILIES, picture_of
-from workers.denoiser.module_lookups import note_places
-from workers.devices.device_chunk import denoisers
+from workers.devices.chunk import denoisers
+from workers.patches import note_places
 
 
 class Block(torch.nn.Module):

@@ -16,7 +16,7 @@ from configs.errors import ModelLoadFailed
 from tests.engine.conftest import BUNDLED, plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.loader import load_pipeline
 
 
 @pytest.fixture

@@ -10,22 +10,22 @@ import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
 from configs.errors import ModelLoadFailed
-from configs.pipeline_settings import PipelineSettings, Quantization, WarmupShape
+from configs.stage_config import PipelineSettings, Quantization, WarmupShape
 from tests.engine.conftest import BUNDLED, MakeParameters, count_decodes, plan
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.pipeline_settings import (
+from workers.engine.generation import Interrupted
+from workers.engine.loader import (
     apply_settings,
     compile_blocks,
     finish_settings,
+    load_pipeline,
     offload_layers,
     offload_parts,
 )
-from workers.engine.warm_up_requests import WarmUpRequests
+from workers.engine.warm_up import WarmUpRequests
 
 CPU = torch.device("cpu")
 
@@ -248,7 +248,7 @@ def test_a_warm_up_size_that_the_model_cannot_make_is_refused(
 def test_a_package_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.quantization.find_spec", lambda _: None)
+    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: None)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert caught.value.message.startswith("engine_args.quantization: ")
@@ -272,7 +272,7 @@ def test_a_package_that_is_missing_is_named(
 def test_quantization_that_does_not_fit_is_refused(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.quantization.find_spec", lambda _: True)
+    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: True)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert says in caught.value.message

@@ -12,11 +12,11 @@ from configs.errors import DeviceLost, NonFiniteOutput
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder
 from tests.waiting import wait_until
-from workers.devices.device_chunk import DeviceChunk
+from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
 
 HALVES = ("float16", "bfloat16")
 WAIT_S = 60.0

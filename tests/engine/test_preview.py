@@ -10,7 +10,7 @@ from PIL import Image
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
 from workers.engine.engine import Engine
-from workers.engine.preview import Preview
+from workers.engine.features.preview import Preview
 
 
 def test_the_last_preview_looks_like_the_picture(

@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from configs.pipeline_settings import PipelineSettings
+from configs.stage_config import PipelineSettings
 from routing.parameters import Parameters
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES

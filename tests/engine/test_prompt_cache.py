@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from configs.pipeline_settings import PipelineSettings
+from configs.stage_config import PipelineSettings
 from routing.parameters import Lora
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES, save_family
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.prompt_cache import PromptCache
+from workers.engine.features.prompt_cache import PromptCache
+from workers.engine.loader import load_pipeline
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from scripts.families.catalog import save_family
+from scripts.lab.families import save_family
 from tests.engine.conftest import plan
-from workers.engine.image_text_processor import ImageTextProcessor
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.prompt_limit import cut_warnings, max_prompt_tokens, prompt_limits
+from workers.engine.loader import ImageTextProcessor, load_pipeline
+from workers.engine.pipelines import cut_warnings, max_prompt_tokens, prompt_limits
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -12,20 +12,19 @@ import pytest
 import torch
 
 from configs.errors import DeviceLost, ModelLoadFailed
-from configs.stages import EngineArgs
-from scripts.families.catalog import save_family
+from configs.stage_config import EngineArgs
+from scripts.lab.families import save_family
 from tests.engine.rank_hooks import Unmovable, refuse_any
 from tests.engine.test_denoiser_copies import latents, plan_of_two
 from tests.engine.test_ranks import ranks
 from tests.waiting import wait_until
 from workers.devices import rank_processes
 from workers.devices import ranks as ranks_module
-from workers.devices.call_packing import pack
-from workers.devices.device_chunk import DeviceChunk
-from workers.devices.rank_messages import READY, Change, Start
+from workers.devices.chunk import DeviceChunk
+from workers.devices.rank_messages import READY, Change, Start, pack
 from workers.devices.rank_processes import RankProcesses
 from workers.devices.ranks import Ranks
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.loader import load_pipeline
 
 # Ranks that are well wait for each other for less, on a busy machine too.
 SILENCE_S = 10.0

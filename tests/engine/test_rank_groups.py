@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from configs.errors import DeviceLost, NonFiniteOutput
-from configs.stage_config import Dtype
-from configs.stages import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
-from scripts.families.catalog import save_family
+from configs.stage_config import (
+    Dtype,
+    EngineArgs,
+    ParallelConfig,
+    ReplicaPlan,
+    RuntimeConfig,
+    StageConfig,
+)
+from scripts.lab.families import save_family
 from tests.engine.conftest import MakeParameters, patient, plan
 from tests.engine.rank_hooks import Scarce, refuse
 from tests.engine.recorder import Recorder
@@ -22,11 +28,10 @@ from tests.engine.test_denoiser_copies import adapter_weights, latents
 from tests.engine.test_ranks import ranks, same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from workers.devices import rank_processes
-from workers.devices.call_packing import pack
-from workers.devices.rank_messages import READY, Change
+from workers.devices.rank_messages import READY, Change, pack
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.loader import load_pipeline
 
 # Ranks that are well wait for each other for less, on a busy machine too.
 SILENCE_S = 15.0

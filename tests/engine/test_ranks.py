@@ -14,17 +14,16 @@ import pytest
 import torch
 
 from configs.errors import DeviceLost, ModelLoadFailed
-from configs.pipeline_settings import PipelineSettings, Quantization
-from configs.stages import EngineArgs, ParallelConfig
-from scripts.families.catalog import FAMILIES, save_family
+from configs.stage_config import EngineArgs, ParallelConfig, PipelineSettings, Quantization
+from scripts.lab.families import FAMILIES, save_family
 from tests.engine.gguf_files import quantized_file
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
-from workers.devices.device_chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
-from workers.devices.lane import open_lanes
+from workers.devices.chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
+from workers.devices.copies import open_lanes
 from workers.devices.ranks import Ranks
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.loader import load_pipeline
 
 TIMEOUT_S = 60
 

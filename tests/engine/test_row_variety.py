@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from workers.denoiser.row_variety import new_differences
+from workers.sharing.checks import new_differences
 
 
 def test_each_row_of_each_argument_is_looked_at_by_itself():

@@ -11,9 +11,9 @@ import pytest
 import torch
 from diffusers import HunyuanVideoPipeline, UNet2DConditionModel
 
-from scripts.families.catalog import FAMILIES, save_family
-from scripts.families.stable_diffusion import stable_diffusion
-from scripts.families.trial import pixels
+from scripts.lab.families import FAMILIES, save_family
+from scripts.lab.family_trial import pixels
+from scripts.lab.image_families import stable_diffusion
 from tests.engine.conftest import TIMEOUT_S, patient
 from tests.engine.guided_family import (
     AFTER,
@@ -29,9 +29,9 @@ from tests.engine.guided_family import (
     scale_of,
 )
 from tests.engine.recorder import Recorder, Steerer
-from workers.engine.inputs import Inputs
-from workers.engine.running_guidance import RunningGuidance
-from workers.engine.seat import Seat
+from workers.engine.arguments import Inputs
+from workers.engine.batch import Seat
+from workers.engine.features.guidance import RunningGuidance
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.engine.running_scale import RunningScale
+from workers.engine.features.guidance import RunningScale
 
 ONES = torch.ones(2, 3)
 

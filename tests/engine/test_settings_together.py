@@ -11,20 +11,19 @@ from diffusers.hooks import HookRegistry
 from diffusers.hooks.group_offloading import LazyPrefetchGroupOffloadingHook
 from diffusers.quantizers.gguf.utils import GGUFParameter
 
-from configs.pipeline_settings import PipelineSettings, Quantization
-from routing.parameters import Lora, Parameters
-from routing.tasks import TEXT_TO_IMAGE
-from scripts.families.catalog import save_family
-from scripts.families.trial import Watcher, pixels, small_request, together
+from configs.stage_config import PipelineSettings, Quantization
+from routing.parameters import TEXT_TO_IMAGE, Lora, Parameters
+from scripts.lab.families import save_family
+from scripts.lab.family_trial import Watcher, pixels, small_request, together
 from tests.engine.conftest import patient, plan
 from tests.engine.gguf_files import quantized_file
 from tests.engine.lora_files import save_lora
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.pipeline_settings import (
+from workers.engine.loader import (
     compile_blocks,
     keep_forward,
+    load_pipeline,
     offload_layers,
     offload_parts,
 )

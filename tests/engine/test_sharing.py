@@ -16,16 +16,16 @@ from diffusers import (
 
 from configs.errors import NonFiniteOutput
 from routing.parameters import Parameters
-from scripts.families.z_image import z_image_transformer
+from scripts.lab.image_families import z_image_transformer
 from tests.engine.conftest import TIMEOUT_S, MakeParameters, patient
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.denoiser.rendezvous import Rendezvous
+from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.inputs import Inputs
-from workers.engine.observer import Interrupted
+from workers.engine.generation import Interrupted
+from workers.sharing.rendezvous import Rendezvous
 
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a green heart on a white ground")
 

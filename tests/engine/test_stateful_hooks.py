@@ -9,12 +9,12 @@ import torch
 from diffusers import FirstBlockCacheConfig, MagCacheConfig, PyramidAttentionBroadcastConfig
 
 from routing.parameters import Parameters
-from scripts.families.flux import flux
+from scripts.lab.image_families import flux
 from tests.engine.recorder import Recorder
-from workers.denoiser.stateful_hooks import has_stateful_hooks
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.observer import Interrupted
+from workers.engine.generation import Interrupted
+from workers.sharing.denoisers import has_stateful_hooks
 
 TIMEOUT_S = 60
 STEPS = 6

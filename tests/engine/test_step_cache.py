@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from configs.errors import ModelLoadFailed
-from configs.pipeline_settings import CACHE_BACKENDS, PipelineSettings
+from configs.stage_config import CACHE_BACKENDS, PipelineSettings
 from tests.engine.conftest import BUNDLED, MakeParameters, plan
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.engine import Engine
-from workers.engine.observer import Interrupted
+from workers.engine.generation import Interrupted
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "first_block_cache": {"threshold": 0.5},

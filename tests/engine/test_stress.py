@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.pipeline_settings import PipelineSettings
+from configs.stage_config import PipelineSettings
 from routing.parameters import Lora, Parameters
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine, Generation
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.generation import Interrupted
+from workers.engine.loader import load_pipeline
 
 REQUESTS, THREADS = 64, 8
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a heart on a white background")

@@ -9,16 +9,15 @@ from diffusers import StableDiffusionControlNetPipeline, StableDiffusionImg2ImgP
 from PIL import Image, ImageDraw
 
 from configs.errors import GenerationFailed, ModelLoadFailed
-from routing.parameters import Parameters
-from routing.tasks import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE
+from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
 from tests.engine.test_sharing import difference, together
 from workers.engine.abilities import inspect_abilities
+from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.inputs import Inputs
-from workers.engine.observer import Interrupted
-from workers.engine.pipeline_tasks import task_pipelines
+from workers.engine.generation import Interrupted
+from workers.engine.pipelines import task_pipelines
 
 GREEN, RED = 1, 0
 

@@ -8,14 +8,14 @@ import torch
 from diffusers import AnimateDiffPipeline, DDIMScheduler, MotionAdapter
 
 from configs.errors import ModelLoadFailed
-from routing.tasks import TEXT_TO_VIDEO
-from scripts.families.catalog import save_family
-from scripts.families.stable_diffusion import stable_diffusion
-from scripts.families.trial import Watcher, small_request
+from routing.parameters import TEXT_TO_VIDEO
+from scripts.lab.families import save_family
+from scripts.lab.family_trial import Watcher, small_request
+from scripts.lab.image_families import stable_diffusion
 from tests.engine.conftest import plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.pipeline_loader import load_pipeline
+from workers.engine.loader import load_pipeline
 
 LEARNT = 8
 

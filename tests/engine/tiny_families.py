@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from scripts.families.catalog import FAMILIES as ALL
-from scripts.families.catalog import save_family
+from scripts.lab.families import FAMILIES as ALL
+from scripts.lab.families import save_family
 
 __all__ = ["FAMILIES", "picture_of", "save_family"]
 

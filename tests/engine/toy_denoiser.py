@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.waiting import wait_until
-from workers.denoiser.rendezvous import Rendezvous
+from workers.sharing.rendezvous import Rendezvous
 
 TIMEOUT_S = 10
 

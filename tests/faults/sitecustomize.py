@@ -21,7 +21,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-_LOADER = "workers.engine.pipeline_loader"
+_LOADER = "workers.engine.loader"
 
 
 def _faults() -> dict[int, str]:

@@ -18,11 +18,9 @@ from werkzeug.test import TestResponse
 from api.app import create_app
 from api.service import Service, service_of
 from configs.settings import Settings
-from routing.outcome import Failure, Outcome, Output, Status, Timings
 from routing.parameters import Abilities
-from routing.record import Request
-from routing.registry import Model, Standing
-from routing.replica import Heartbeat, ReplicaState
+from routing.replica import Heartbeat, Model, ReplicaState, Standing
+from routing.request import Failure, Outcome, Output, Request, Status, Timings
 
 MODEL = "tiny"
 STAGE = 0

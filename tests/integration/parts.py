@@ -10,9 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from scripts.launcher.part import Part
-from scripts.launcher.shutdown import Shutdown
-from scripts.launcher.supervisor import Member, Supervisor
+from scripts.launcher.parts import Part
+from scripts.launcher.supervisor import Member, Shutdown, Supervisor
 from tests.waiting import wait_until
 
 SOON_S = 10.0

@@ -11,13 +11,10 @@ from redis import Redis
 from configs.settings import Settings
 from routing.claims import MustRunAlone
 from routing.failover import Sweep
-from routing.outcome import Outcome, Output, Status
 from routing.parameters import Parameters
-from routing.record import Priority, Request
-from routing.registry import Standing
-from routing.replica import Heartbeat, ReplicaState
+from routing.replica import Heartbeat, ReplicaState, Standing
+from routing.request import Outcome, Output, Priority, Request, Status, Submission
 from routing.router import Router
-from routing.submission import Submission
 
 STAGE = 0
 MODEL = "tiny"

@@ -17,7 +17,7 @@ from tests.integration.api_world import (
     error_of,
     wrong_fields,
 )
-from workers.run import Run
+from workers.progress import Run
 
 
 def test_a_waiting_request_can_be_changed_in_everything(door: Door, replica: PlayedReplica) -> None:

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from configs.settings import Settings
-from routing.registry import Model
-from routing.replica import ReplicaState
+from routing.replica import Model, ReplicaState
 from tests.integration.api_world import (
     ABILITIES,
     Door,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs.settings import Settings
-from routing.outcome import Outcome, Status
+from routing.request import Outcome, Status
 from tests.integration.api_world import Door, PlayedReplica, body_of, error_of
 from tests.integration.event_reader import EventReader, reading
 

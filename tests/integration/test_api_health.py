@@ -116,7 +116,7 @@ def test_the_page_has_no_other_files(door: Door) -> None:
 def test_the_door_runs_without_torch() -> None:
     """Asked of a process of its own: other tests may have imported it in this one."""
     code = (
-        "import sys, api.app, api.gunicorn_conf; "
+        "import sys, api.app, api.server; "
         "found = {'torch', 'diffusers', 'transformers', 'workers'} & set(sys.modules); "
         "sys.exit(', '.join(found) or 0)"
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from api.catalog import ServedModel
-from api.parameter_checks import complete
-from routing.outcome import Outcome, Output, Status
+from api.models.catalog import ServedModel
+from api.requests.checks import complete
 from routing.parameters import Abilities
+from routing.request import Outcome, Output, Status
 from tests.integration.api_world import (
     ABILITIES,
     Door,

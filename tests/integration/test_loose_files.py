@@ -14,8 +14,8 @@ import pytest
 from redis import Redis
 
 from configs.settings import REPOSITORY, Settings
-from routing.loose_folders import LOOSE_AFTER_S
-from routing.outcome import Status
+from routing.outputs import LOOSE_AFTER_S
+from routing.request import Status
 from tests.integration.api_world import ABILITIES, Door, PlayedReplica
 from tests.integration.conftest import OpenDoor
 from tests.integration.routing_world import SUCCESS, Clock, World
@@ -23,7 +23,7 @@ from tests.pictures import data_url, picture
 
 DYING = """
 import os, signal
-from api.input_files import stored
+from api.requests.inputs import stored
 from configs.settings import load_settings
 from routing.connection import connect
 from routing.router import Router

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from werkzeug.test import TestResponse
 
-from routing.record import Request
+from routing.request import Request
 from tests.integration.api_world import (
     PIXELS,
     Door,

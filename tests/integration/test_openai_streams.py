@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from routing.outcome import Status
-from routing.record import Request
 from routing.replica import ReplicaState
+from routing.request import Request, Status
 from tests.integration.api_world import ABILITIES, PIXELS, Door, PlayedReplica, error_of
 from tests.integration.event_reader import EventReader, reading
 from tests.pictures import picture

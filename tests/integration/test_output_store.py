@@ -20,16 +20,16 @@ from PIL import Image
 
 from configs.errors import OutputWriteFailed
 from configs.settings import REPOSITORY
-from routing.output_store import OutputStore
+from routing.outputs import OutputStore
 from tests.integration.routing_world import World
 from workers.engine.generation import Generation
-from workers.output_writer import OutputWriter
+from workers.outputs import OutputWriter
 
 LIMIT = 64 * 1024
 PROGRAM = """
 import json, os, resource, sys
 from configs.errors import OutputWriteFailed
-from routing.output_store import OutputStore
+from routing.outputs import OutputStore
 
 folder, recovers_after = sys.argv[1], int(sys.argv[2])
 LIMIT, paused, seen = 64 * 1024, [], []

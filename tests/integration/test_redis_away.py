@@ -16,7 +16,7 @@ from configs.errors import NotFound
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.connection import DOOR_ANSWER_S, DOOR_CONNECT_S, connect
-from routing.outcome import Status
+from routing.request import Status
 from tests.integration.api_world import Door, body_of, error_of
 from tests.integration.conftest import OpenDoor
 from tests.integration.routing_world import World

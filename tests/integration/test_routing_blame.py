@@ -9,8 +9,7 @@ from redis import Redis
 
 from configs.settings import Settings
 from routing.claims import MustRunAlone
-from routing.outcome import Outcome, Status
-from routing.record import Request
+from routing.request import Outcome, Request, Status
 from tests.integration.routing_world import World
 
 

@@ -6,8 +6,8 @@ import pytest
 from redis import Redis
 
 from configs.errors import NotFound
-from routing.outcome import Failure, Outcome, Status
-from routing.request_store import CancelAnswer
+from routing.records import CancelAnswer
+from routing.request import Failure, Outcome, Status
 from tests.integration.routing_world import SUCCESS, World
 
 

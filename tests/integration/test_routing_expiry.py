@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing.outcome import Status
+from routing.request import Status
 from tests.integration.routing_world import World
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from routing.outcome import Status
-from routing.record import Priority
 from routing.replica import ReplicaState
+from routing.request import Priority, Status
 from tests.integration.routing_world import World
 
 

@@ -15,9 +15,8 @@ from redis import Redis
 
 from configs.errors import Conflict, IdempotencyMismatch, NotFound
 from configs.settings import Settings
-from routing.outcome import Failure, Outcome, Output, Status
-from routing.record import Priority, Request
 from routing.replica import ReplicaState, Wish
+from routing.request import Failure, Outcome, Output, Priority, Request, Status
 from tests.integration.routing_world import MODEL, World, parameters
 
 REPLICAS = ("replica0", "replica1", "replica2")

@@ -10,8 +10,8 @@ from redis import Redis
 
 from configs.errors import QueueFull
 from configs.settings import Settings
-from routing.record import Request
 from routing.replica import ReplicaState
+from routing.request import Request
 from tests.integration.routing_world import World, parameters
 
 BASE = 64 * 64 * 4  # steps x pixels of the world's request

@@ -6,8 +6,7 @@ import pytest
 
 from configs.errors import Conflict, IdempotencyMismatch, NotFound
 from configs.settings import Settings
-from routing.outcome import Failure, Outcome, Status
-from routing.record import Priority
+from routing.request import Failure, Outcome, Priority, Status
 from tests.integration.routing_world import SUCCESS, World, parameters
 
 

@@ -10,10 +10,9 @@ from redis import Redis
 
 from configs.errors import NoReadyReplica, NotFound, QueueFull
 from configs.settings import Settings
-from routing.record import Request
+from routing.records import RequestStore
 from routing.replica import ReplicaState
-from routing.request_store import RequestStore
-from routing.submission import Limits
+from routing.request import Limits, Request
 from tests.integration.routing_world import World
 
 

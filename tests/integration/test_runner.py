@@ -10,12 +10,11 @@ from typing import Any
 from PIL import Image
 
 from configs.errors import GenerationFailed
-from routing.outcome import Status
-from routing.record import Priority
+from routing.request import Priority, Status
 from tests.integration.routing_world import World, parameters
 from tests.waiting import wait_until
-from workers.output_writer import OutputWriter
-from workers.reporter import Reporter
+from workers.outputs import OutputWriter
+from workers.progress import Reporter
 from workers.runner import Runner
 
 

@@ -78,7 +78,7 @@ def test_stopping_while_a_part_waits_for_its_next_start_starts_nothing(parts: Pa
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path):
     code = f"""
 import os, pathlib, signal, sys
-from scripts.launcher.part import Part
+from scripts.launcher.parts import Part
 from scripts.launcher.supervisor import Supervisor
 folder = pathlib.Path({str(tmp_path)!r})
 supervisor = Supervisor(environment=dict(os.environ), folder=folder, logs=folder, say=print)

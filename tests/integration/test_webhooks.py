@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from api.webhook_post import Refused, address_fault, post
-from api.webhook_sender import WebhookSender
+from api.webhooks.post import Refused, address_fault, post
+from api.webhooks.worker import WebhookSender
 from configs.settings import Settings
 from routing.failover import Sweep
-from routing.webhooks import Deliveries
+from routing.outbox import Deliveries
 from tests.integration.api_world import Door, PlayedReplica, body_of, wrong_fields
 from tests.integration.receiver import Receiver, receiving
 from tests.integration.routing_world import Clock

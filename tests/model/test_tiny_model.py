@@ -7,8 +7,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from scripts.check_tiny import Sampling, choose_specs, draw_samples, load, swapped_share
-from scripts.tiny_model.picture_check import check_picture
+from scripts.lab.check_tiny import Sampling, choose_specs, draw_samples, load, swapped_share
+from scripts.lab.tiny_model.picture_check import check_picture
 
 FOLDER = Path(__file__).resolve().parents[2] / "models" / "tiny"
 HOW = Sampling(steps=20, guidance=2.0)

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from configs.errors import ConfigurationError
-from configs.stages import StageConfig, load_stages
+from configs.stage_config import StageConfig
+from configs.stages import load_stages
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

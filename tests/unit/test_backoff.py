@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.launcher.backoff import Backoff
+from scripts.launcher.child_process import Backoff
 
 
 def test_the_pause_doubles_up_to_its_cap():

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from scripts.serving_bench.clocked_run import Measurement
-from scripts.serving_bench.command_line import read_options
 from scripts.serving_bench.figures import figures, summary
-from scripts.serving_bench.outcome import MadeOutput, Outcome, Reply
-from scripts.serving_bench.report import write_report
+from scripts.serving_bench.measurement import Measurement
+from scripts.serving_bench.options import read_options
+from scripts.serving_bench.report import table, write_report
+from scripts.serving_bench.requests import MadeOutput, Outcome, Reply
 from scripts.serving_bench.service_view import ReplicaView
-from scripts.serving_bench.table import table
 from tests.pictures import size_of
 
 # What vLLM-Omni's client writes; whoever reads its files must find the same here.

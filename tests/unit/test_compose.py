@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.settings import REPOSITORY, load_settings
-from configs.settings_schema import SettingsSchema
+from configs.settings import REPOSITORY, SettingsSchema, load_settings
 from configs.stages import load_stages, plan_replicas
 
 _DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")

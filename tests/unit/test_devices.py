@@ -17,7 +17,8 @@ from configs.devices import (
     device_environment,
 )
 from configs.errors import ConfigurationError
-from configs.stages import StageConfig, load_stages, plan_replicas
+from configs.stage_config import StageConfig
+from configs.stages import load_stages, plan_replicas
 from tests.unit.stage_files import REPOSITORY, load, stage
 
 TWO_CORES = Machine(cuda_count=0, cpu_cores=(4, 6))

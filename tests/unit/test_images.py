@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from routing.formats import IMAGE_FORMATS
-from routing.parameters import Lora, Parameters
-from workers.images import encode
+from routing.parameters import IMAGE_FORMATS, Lora, Parameters
+from workers.outputs import encode
 
 PARAMETERS = Parameters(
     prompt="ein roter Kreis auf blauem Grund, 赤い丸 🔴",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from api.input_images import InputImage, WrongPicture, decode_data_url
+from api.requests.inputs import InputImage, WrongPicture, decode_data_url
 from tests.pictures import data_url, picture
 
 MOST = 100 * 100

@@ -8,7 +8,7 @@ from PIL import Image
 
 from configs.errors import InputUnavailable
 from routing.parameters import Parameters
-from workers.engine.inputs import Inputs
+from workers.engine.arguments import Inputs
 
 ORIENTATION = 0x0112
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)

@@ -8,16 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from routing.name_lookup import Address, NameLookup
-from routing.patience import (
+from routing.broker import Sender
+from routing.connection import (
+    Address,
+    NameLookup,
     Patience,
+    PatientSocket,
     begin_patience,
     end_patience,
     granted,
     renew_patience,
 )
-from routing.patient_connection import PatientSocket
-from routing.sender import Sender
 
 END_S = 30.0
 LOOPBACK: list[Address] = [

@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from scripts.tiny_model.captions import sample_spec
-from scripts.tiny_model.picture_check import check_picture, read_picture
-from scripts.tiny_model.shapes import COLOUR_NAMES, PLACES, SHAPES, SIDE, SIZES, Spec, caption, draw
+from scripts.lab.tiny_model.picture_check import check_picture, read_picture
+from scripts.lab.tiny_model.shapes import (
+    COLOUR_NAMES,
+    PLACES,
+    SHAPES,
+    SIDE,
+    SIZES,
+    Spec,
+    caption,
+    draw,
+    sample_spec,
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

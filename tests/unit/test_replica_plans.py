@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.errors import ConfigurationError
-from configs.stages import (
-    EngineArgs,
-    ParallelConfig,
-    RuntimeConfig,
-    StageConfig,
-    find_replica,
-    plan_replicas,
-)
+from configs.stage_config import EngineArgs, ParallelConfig, RuntimeConfig, StageConfig
+from configs.stages import find_replica, plan_replicas
 from tests.unit.stage_files import changed, load, stage
 
 

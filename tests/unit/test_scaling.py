@@ -10,10 +10,8 @@ import yaml
 from PIL import Image
 
 from configs.stages import load_stages
-from scripts.launcher.refusal import StartRefused
-from scripts.scaling.picture import draw
-from scripts.scaling.plan import plan_sweep
-from scripts.scaling.results import scaling, scaling_table
+from scripts.launcher.preflight import StartRefused
+from scripts.scaling import draw, plan_sweep, scaling, scaling_table
 from tests.unit.stage_files import stage
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.serving_bench.arrivals import arrival_times
-from scripts.serving_bench.command_line import read_options
-from scripts.serving_bench.data_set import planned_requests
-from scripts.serving_bench.options import Options
-from scripts.serving_bench.planned_request import BenchRefused
+from scripts.serving_bench.data_sets import planned_requests
+from scripts.serving_bench.options import Options, read_options
+from scripts.serving_bench.requests import BenchRefused, arrival_times
 from tests.pictures import size_of
 
 # The command of the reference's page, but for the folder of the script.

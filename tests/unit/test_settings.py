@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.errors import ConfigurationError
-from configs.settings import REPOSITORY, Settings, load_settings
-from configs.settings_schema import SettingsSchema
+from configs.settings import REPOSITORY, Settings, SettingsSchema, load_settings
 
 NUMBERS = {
     "RETENTION_S": ("60", 60.0),

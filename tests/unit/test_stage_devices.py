@@ -67,7 +67,10 @@ def test_a_number_of_replicas_that_cannot_be_is_not_proposed(tmp_path: Path) -> 
         ),
         (
             "cpu",
-            f"'cpu' is a kind of device, which belongs under engine_args.device (device: cpu); {COMMAS}",  # noqa: E501
+            (
+                "'cpu' is a kind of device, which belongs under engine_args.device (device: cpu); "
+                f"{COMMAS}"
+            ),
         ),
     ],
 )

@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from configs.stages import (
-    EngineArgs,
-    ParallelConfig,
-    RuntimeConfig,
-    StageConfig,
-    load_stages,
-    plan_replicas,
-)
+from configs.stage_config import EngineArgs, ParallelConfig, RuntimeConfig, StageConfig
+from configs.stages import load_stages, plan_replicas
 from tests.unit.stage_files import REPOSITORY, changed, load, stage
 
 CONFIGS = REPOSITORY / "configs"

@@ -4,20 +4,22 @@ import random
 
 import pytest
 
-from scripts.tiny_model.captions import WORDS, sample_spec, varied_caption
-from scripts.tiny_model.shapes import (
+from scripts.lab.tiny_model.shapes import (
     COLOUR_NAMES,
     COLOURS,
     PLACES,
     SHAPES,
     SIDE,
     SIZES,
+    WORDS,
     Spec,
     caption,
     combinations,
     draw,
     is_held_out,
     parse_caption,
+    sample_spec,
+    varied_caption,
 )
 
 

@@ -8,10 +8,9 @@ import av
 import numpy as np
 import pytest
 
-from routing.parameters import Parameters
-from routing.tasks import TEXT_TO_VIDEO
+from routing.parameters import TEXT_TO_VIDEO, Parameters
 from workers.engine.generation import Video
-from workers.videos import encode_video
+from workers.outputs import encode_video
 
 ASKED = Parameters(
     'a "red" flag, é', 7, 64, 48, 4, task=TEXT_TO_VIDEO, num_frames=9, fps=16.0, output_format="mp4"

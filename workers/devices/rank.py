@@ -1,28 +1,23 @@
-"""A rank of a replica: ``python -m workers.devices.rank <fd>``, started by it, never by hand.
-
-It holds the denoisers alone and runs each call of theirs that rank 0, the replica itself, tells it
-of. It ends with its parent, however that ends. Does not know pipelines, requests and Redis.
-"""
+"""A rank of a replica: ``python -m workers.devices.rank <fd>``, started by it, never by hand."""
 
 import ctypes
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 import torch.distributed as dist
 
-from workers.denoiser.failure_cause import is_out_of_memory, short_cause
-from workers.devices.call_packing import unpack
-from workers.devices.denoiser_loader import load_denoisers
-from workers.devices.raised_weights import in_float32
-from workers.devices.rank_calls import RankCalls
-from workers.devices.rank_group import meet
+from configs.stage_config import EngineArgs
+from workers.devices.loader import quantized_arguments
+from workers.devices.rank_group import meet, rank_groups
 from workers.devices.rank_messages import (
     END,
     FALL,
@@ -32,19 +27,139 @@ from workers.devices.rank_messages import (
     RISE,
     TAKE,
     UNDONE,
+    VERDICT_S,
     Change,
     Failed,
     Forward,
+    Output,
     Start,
+    as_bytes,
+    pack,
     receive,
     send,
+    unpack,
 )
+from workers.devices.weight_dtype import weight_dtype
+from workers.failures import is_out_of_memory, short_cause
+from workers.patches import in_float32
+from workers.sharing.call import choose_rows
+
+_logger = logging.getLogger(__name__)
+
+
+def load_denoisers(
+    args: EngineArgs, described: Mapping[str, tuple[str, torch.dtype]], device: str
+) -> dict[str, Any]:
+    """Return those parts of the pipeline, by their names, in evaluation mode.
+
+    `described` has the class of diffusers of each and its dtype; `device` is `cpu` or `cuda`.
+
+    Raises:
+        ModelLoadFailed: They can not be quantized as the stage asks for; so do the errors of
+            diffusers for weights that can not be read.
+    """
+    untyped: Any = diffusers
+    given = quantized_arguments(args, weight_dtype(args, device), device)
+    config = given.get("quantization_config")
+    configs = {} if config is None else config.quant_mapping
+    found: dict[str, Any] = {}
+    for name, (class_name, dtype) in described.items():
+        if name in given:  # read from a file of its own
+            found[name] = given[name].eval()
+            continue
+        found[name] = getattr(untyped, class_name).from_pretrained(
+            args.model,
+            subfolder=name,
+            dtype=dtype,
+            variant=args.variant,
+            revision=args.revision,
+            local_files_only=Path(args.model).is_dir(),
+            quantization_config=configs.get(name),
+        )
+        found[name].eval()
+    return found
+
+
+class RankCalls:
+    """The calls of one rank, as rank 0 tells it of them."""
+
+    def __init__(
+        self, start: Start, device: torch.device, denoisers: Mapping[str, Any], pipe: Connection
+    ) -> None:
+        """Run nothing yet."""
+        groups = rank_groups(start.args.parallel_config)
+        self._group = next(index for index, each in enumerate(groups) if start.rank in each)
+        self._gives_back = self._group > 0 and start.rank == groups[self._group][0]
+        self._device = device
+        self._denoisers = denoisers
+        self._pipe = pipe
+        # Of the last call, until rank 0 takes it.
+        self._output: list[torch.Tensor] = []
+
+    def run(self, message: Forward) -> None:
+        """Run this rank's part of a call, if it has one."""
+        self._output = []
+        if self._group >= max(len(message.dealt), 1):
+            self._arguments(message)
+            return
+        try:
+            args, kwargs = self._arguments(message)
+            if message.dealt:
+                kwargs = choose_rows(kwargs, message.dealt[self._group], message.rows)
+            said: Output | Failed = self._keep(self._denoisers[message.denoiser](*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - rank 0 raises it too, or this process ends
+            said = Failed(short_cause(error), is_out_of_memory(error))
+        if self._group > 0:
+            send(self._pipe, said)
+        elif isinstance(said, Failed):
+            self._await_verdict(said.cause)
+
+    def give_back(self) -> None:
+        """Send the output to rank 0, which waits for it."""
+        for each in self._output:
+            dist.send(each, dst=0)
+        self._output = []
+
+    def settle(self) -> None:
+        """Say that no call is going on here."""
+        self._output = []
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()  # too little memory is why most calls fail
+        send(self._pipe, UNDONE)
+
+    def _arguments(self, message: Forward) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, which all ranks get together, those without a part too."""
+        (args, kwargs), tensors = unpack(message.packed, self._device)
+        for each in as_bytes(tensors):
+            dist.broadcast(each, src=0)
+        return args, kwargs
+
+    def _keep(self, output: Any) -> Output:
+        if not self._gives_back:
+            return Output()
+        packed, tensors = pack(output, self._device)
+        self._output = as_bytes(tensors)
+        return Output(packed)
+
+    def _await_verdict(self, cause: str) -> None:
+        """After a call that failed here: end it as rank 0 does, or end this process.
+
+        Were rank 0 to go on, it would wait in a collective that this rank has left.
+        """
+        if not self._pipe.poll(VERDICT_S) or receive(self._pipe) != UNDONE:
+            raise RuntimeError(f"failed in a call in which rank 0 did not: {cause}")
+        self.settle()
+
 
 _PR_SET_PDEATHSIG = 1
+
+
 _CPU = torch.device("cpu")
+
+
 # No tensor is there, so that all are pickled.
 _NOWHERE = torch.device("meta")
-_logger = logging.getLogger(__name__)
 
 
 class Rank:

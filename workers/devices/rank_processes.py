@@ -1,27 +1,89 @@
-"""The processes of a replica's other ranks: started, told, heard, watched and ended.
+"""The processes of a replica's other ranks: started, told, heard, watched and ended."""
 
-One that ends before it is told to, or is silent for too long, is a fault that can not be mended: it
-is told to whoever watches, and everything here raises it from then on. Does not know denoisers, nor
-what a call is.
-"""
-
+import contextlib
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, Self
 
 from configs.errors import DeviceLost, ModelLoadFailed
-from workers.devices.rank_child import RankChild
-from workers.devices.rank_messages import END, UNDONE, VERDICT_S, Failed, Start, send
+from workers.devices.rank_messages import END, UNDONE, VERDICT_S, Failed, Start, receive, send
 
 _logger = logging.getLogger(__name__)
 
+
+_REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class RankChild:
+    """The process, and the pipe whose other end it holds."""
+
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    _last_words: list[str] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, first: Start) -> Self:
+        """Start one and tell it that; it ends when the thread that calls this ends."""
+        ours, theirs = Pipe()
+        process = subprocess.Popen(  # noqa: S603 - this interpreter, this module
+            [sys.executable, "-m", "workers.devices.rank", str(theirs.fileno()), str(os.getpid())],
+            cwd=_REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which its silence will tell
+            send(ours, first)
+        return cls(process, ours)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is there no more."""
+        return self.process.poll() is not None
+
+    def hear(self) -> Any:
+        """Return the message that has come, or wait for it; raises EOFError or OSError."""
+        with self._reading:
+            return receive(self.pipe)
+
+    def how_ended(self) -> str:
+        """Wait for its end; returns how it ended, and why where it has said so."""
+        code = self.process.wait()
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        with contextlib.suppress(EOFError, OSError), self._reading:
+            while self.pipe.poll():
+                said = receive(self.pipe)
+                if isinstance(said, Failed):
+                    self._last_words.append(said.cause)
+        return ": ".join((how, *self._last_words[:1]))
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until then, by the monotonic clock; after that it is killed."""
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.pipe.close()
+
+
 # Seconds in which ranks let their devices go, before they are killed.
 _END_S = 5.0
+
+
 # Seconds in which the end of a rank is noticed once a pipe or a collective has failed by it.
 _NOTICE_S = 2.0
 

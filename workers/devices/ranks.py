@@ -1,12 +1,4 @@
-"""The ranks of a replica: processes that run each denoiser call together with this one.
-
-This process is rank 0, the others are its children (``workers.devices.rank_processes``). As many as
-`ulysses_degree` x `ring_degree` says are a group and share the sequence of a call;
-`cfg_parallel_size` groups share its rows. Rank 0 tells all of each call and runs its own part, in
-its pipelines' loops as ever: steps, interrupts and the rendezvous know nothing of ranks. A rank
-that ends, or fails where the others of its group do not, ends the replica, for the group can not be
-mended. Does not know pipelines and requests.
-"""
+"""The ranks of a replica: processes that run each denoiser call together with this one."""
 
 import logging
 import threading
@@ -18,12 +10,8 @@ import torch
 import torch.distributed as dist
 
 from configs.errors import ModelLoadFailed
-from configs.stages import EngineArgs
-from workers.denoiser.changes import repeat_changes
-from workers.denoiser.failure_cause import short_cause
-from workers.devices.call_packing import pack
-from workers.devices.lane import Lane, chunk_cores
-from workers.devices.rank0_calls import Rank0Calls
+from configs.stage_config import EngineArgs
+from workers.devices.copies import Lane, chunk_cores, deal_calls
 from workers.devices.rank_group import meet, open_store, rank_groups
 from workers.devices.rank_messages import (
     FALL,
@@ -31,18 +19,98 @@ from workers.devices.rank_messages import (
     LOADED,
     READY,
     RISE,
+    TAKE,
     Change,
     Failed,
+    Forward,
+    Output,
     Start,
+    as_bytes,
+    pack,
+    unpack,
 )
 from workers.devices.rank_processes import RankProcesses
-from workers.devices.row_dealing import deal_calls
 from workers.devices.weight_dtype import weight_dtype
+from workers.failures import short_cause
+from workers.sharing.call import choose_rows
+from workers.sharing.denoisers import repeat_changes
 
 _logger = logging.getLogger(__name__)
 
+
+class Rank0Calls:
+    """The calls of one replica; one at a time, in the thread of its first device."""
+
+    def __init__(
+        self, processes: RankProcesses, groups: Sequence[range], device: torch.device
+    ) -> None:
+        """Run nothing yet; the first of `groups` begins with rank 0."""
+        self._processes = processes
+        self._own = groups[0][1:]
+        self._others = groups[1:]
+        self._device = device
+
+    def run(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        rows: int = 0,
+        dealt: Sequence[range] = (),
+    ) -> list[Any]:
+        """Run a call with the other ranks; returns what each group made of its rows.
+
+        Without `dealt` the first group runs it whole.
+        """
+        self._processes.check()
+        packed, tensors = pack((args, kwargs), self._device)
+        sent = as_bytes(tensors)
+        own = choose_rows(kwargs, dealt[0], rows) if dealt else kwargs
+        others = self._others[: max(len(dealt) - 1, 0)]
+        try:
+            self._processes.tell(Forward(name, packed, rows, tuple(dealt)))
+            for each in sent:
+                dist.broadcast(each, src=0)
+            output = forward(*args, **own)
+        except BaseException as error:
+            self._processes.undo(self._own, short_cause(error))
+            self._ended(others)
+            raise
+        ended = self._ended(others)
+        for said in ended:
+            if isinstance(said, Failed):
+                raise said.as_error()
+        return [output, *map(self._take, others, ended)]
+
+    def _ended(self, groups: Sequence[range]) -> list[Any]:
+        """Wait until these have ended their parts of a call; returns what each says of it."""
+        ended = []
+        for group in groups:
+            answers = self._processes.answers(group)
+            failed = next((each for each in answers.values() if isinstance(each, Failed)), None)
+            if failed is not None:
+                self._processes.undo(group, failed.cause)
+            ended.append(failed or answers[group[0]])
+        return ended
+
+    def _take(self, group: range, said: Output) -> Any:
+        """Return the output that the first rank of a group holds for this one."""
+        output, tensors = unpack(said.packed, self._device)
+        try:
+            self._processes.tell(TAKE, group[:1])
+            for each in as_bytes(tensors):
+                dist.recv(each, src=group[0])
+        except Exception as error:
+            self._processes.undo(group, short_cause(error))
+            raise
+        return output
+
+
 # Seconds in which NCCL's ranks should have left each other.
 _LEAVE_S = 10.0
+
+
 _NOWHERE = torch.device("meta")
 
 

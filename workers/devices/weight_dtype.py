@@ -2,7 +2,7 @@
 
 import torch
 
-from configs.stages import EngineArgs
+from configs.stage_config import EngineArgs
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

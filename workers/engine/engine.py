@@ -20,23 +20,18 @@ from configs.errors import (
     OutOfMemory,
     ServingError,
 )
-from configs.pipeline_settings import PipelineSettings
-from configs.stages import ReplicaPlan
+from configs.stage_config import PipelineSettings, ReplicaPlan
 from routing.parameters import Abilities, Parameters
-from workers.denoiser.failure_cause import short_cause
-from workers.denoiser.rendezvous import Rendezvous
-from workers.devices.device_chunk import DeviceChunk
+from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
-from workers.engine.company_proof import is_right_in_company
-from workers.engine.finite_runs import FiniteRuns
-from workers.engine.generation import Generation
-from workers.engine.inputs import Inputs
-from workers.engine.observer import Observer, SilentObserver
-from workers.engine.pipeline_loader import load_pipeline
-from workers.engine.pipeline_runs import PipelineRuns
-from workers.engine.pipeline_settings import finish_settings
-from workers.engine.run_failure import run_failure
-from workers.engine.warm_up_requests import WarmUpRequests
+from workers.engine.arguments import Inputs
+from workers.engine.features.float32_retry import FiniteRuns
+from workers.engine.generation import Generation, Observer, SilentObserver
+from workers.engine.loader import finish_settings, load_pipeline
+from workers.engine.runs import PipelineRuns
+from workers.engine.warm_up import WarmUpRequests, is_right_in_company
+from workers.failures import run_failure, short_cause
+from workers.sharing.rendezvous import Rendezvous
 
 __all__ = ["Engine", "Generation"]
 

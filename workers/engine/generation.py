@@ -1,15 +1,108 @@
-"""What a run made: the images or videos, and what there is to say. Knows no pipeline."""
+"""What a run tells while it works, how it is stopped, and what it made."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import NonFiniteOutput
 from routing.parameters import Parameters
+
+
+class Interrupted(BaseException):
+    """Ends a run at a step boundary; raised by an observer, caught by name in the task alone.
+
+    A BaseException, because pipelines contain `except Exception` blocks that would swallow it.
+
+    Attributes:
+        reason: The observer's word for it, such as `canceled`, `timeout` or `hand_back`; the engine
+            does not read it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        """End the run for `reason`."""
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Observer(Protocol):
+    """Sees one run; called from the thread that runs it, one call at a time."""
+
+    def on_step(self, step: int, steps: int) -> None:
+        """Learn that `step` of `steps` denoising steps are done; return quickly.
+
+        Called with step 0 before the text is encoded and again before the first step, and then
+        after each step; after the last one that is before decoding. A run that waits for its turn
+        to encode or decode repeats its step every tenth of a second. `step` never falls,
+        unless a run whose numbers do not fit the model's dtype begins anew in float32. `steps`
+        counts the calls of the noise scheduler: before the text is encoded it is the number that
+        was asked for, from the first step on the real one, which second-order schedulers make
+        nearly twice as large.
+
+        Raises:
+            Interrupted: To end the run here; nothing is decoded.
+        """
+
+    def guidance(self) -> Mapping[str, float | None]:
+        """Return the scales that were changed and count from the next step on; asked between steps.
+
+        By the names of the parameters: `guidance_scale`, `true_cfg_scale`. None is the pipeline's
+        own. What is not named stays as it was asked for.
+        """
+
+    def wants_preview(self) -> bool:
+        """Return whether a picture of how it looks now is wanted; asked after each step."""
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        """Learn how it looks after `step`: a small RGB picture."""
+
+
+class SilentObserver:
+    """Lets a run go through; used to warm up."""
+
+    def on_step(self, step: int, steps: int) -> None:
+        """Do nothing."""
+
+    def guidance(self) -> Mapping[str, float | None]:
+        """Keep the guidance."""
+        return {}
+
+    def wants_preview(self) -> bool:
+        """Want none."""
+        return False
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        """Do nothing."""
+
+
+def refuse_non_finite(sample: torch.Tensor, maker: str) -> None:
+    """Raise NonFiniteOutput unless all of `sample`, which `maker` gave, are numbers."""
+    if not bool(torch.isfinite(sample).all()):
+        raise NonFiniteOutput(
+            f"{maker} gave NaN or infinity;"
+            " another dtype (bfloat16 or float32), size or guidance may help"
+        )
+
+
+def watch_decoder(vae: Any) -> None:
+    """Have an autoencoder refuse what its decoder makes of numbers too large for its type.
+
+    Here and not in the pixels: on their way to those infinity is clamped to white or black.
+    """
+    decoder = getattr(vae, "decoder", None)
+    if isinstance(decoder, torch.nn.Module):
+        decoder.register_forward_hook(_look)
+
+
+def _look(_module: Any, _arguments: Any, output: Any) -> None:
+    sample = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
+    if torch.is_tensor(sample):
+        refuse_non_finite(sample, "the autoencoder")
 
 
 @dataclass(frozen=True, slots=True)

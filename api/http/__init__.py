@@ -1,0 +1,1 @@
+"""What is common to the calls: bodies, fields, headers, server-sent events."""

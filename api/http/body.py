@@ -1,0 +1,182 @@
+"""The body of a call, as JSON or as a form, read strictly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from flask import request
+from marshmallow import Schema, fields
+
+from configs.errors import MalformedRequest
+
+JSON: Final = "application/json"
+
+
+def read_json_object() -> dict[str, Any]:
+    """Return the JSON object that the call at hand carries.
+
+    Raises:
+        MalformedRequest: It carries none, or one that can not be read.
+        werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
+    """
+    if request.mimetype != JSON:
+        found = request.mimetype or "none"
+        raise MalformedRequest(
+            f"The content type is {found[:80]}; send JSON, with Content-Type: {JSON}."
+        )
+    try:
+        value = parse_json(request.get_data(cache=False).decode())
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise MalformedRequest(f"The body is not JSON that can be read: {reason}.") from None
+    if not isinstance(value, dict):
+        raise MalformedRequest("The body is JSON and not an object; send one such as {...}.")
+    return value
+
+
+def parse_json(text: str) -> Any:
+    """Return the value that a JSON text says.
+
+    Raises:
+        ValueError: It is none, or one that other readers might take differently.
+        RecursionError: It is nested too deep.
+    """
+    value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
+    _refuse_surrogates(value)
+    return value
+
+
+def fingerprint(body: dict[str, Any]) -> str:
+    """Return a hash that two bodies share only when they say the same, whatever their spacing."""
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), default=_digest)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _digest(file: bytes) -> str:
+    return hashlib.sha256(file).hexdigest()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:80]!r} stands twice in one object")
+        found[name] = value
+    return found
+
+
+def _refuse_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a surrogate pair, which is no text") from None
+
+
+FORM: Final = "multipart/form-data"
+
+
+_PLAIN_FORM: Final = "application/x-www-form-urlencoded"
+
+
+_PART: Final = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?\Z")
+
+
+def is_form() -> bool:
+    """Whether the call at hand carries a form."""
+    if request.mimetype == _PLAIN_FORM:
+        # What curl calls JSON unless it is told better is better told so than read as a form.
+        return not request.get_data().lstrip().startswith(b"{")
+    return request.mimetype == FORM
+
+
+def read_form(schema: Schema) -> dict[str, Any]:
+    """Return the fields of the form that the call at hand carries; files are bytes.
+
+    Texts of fields that `schema` does not have as text are read as JSON where they can be. A file
+    that comes several times under one name is a list.
+
+    Raises:
+        MalformedRequest: A name can not be read, or stands twice.
+        werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
+    """
+    found: dict[str, Any] = {}
+    for name, text in request.form.items(multi=True):
+        _put(found, name or "", _Value(text, schema))  # a part may come without a name
+    for name, file in request.files.items(multi=True):
+        with file.stream:
+            _put(found, name or "", _Value(file.read(), schema))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One part of a form."""
+
+    content: str | bytes
+    schema: Schema
+
+    def typed(self, name: str, kinds: tuple[type[fields.Field[Any]], ...]) -> Any:
+        if isinstance(self.content, bytes) or isinstance(self.schema.fields.get(name), kinds):
+            return self.content
+        try:
+            return parse_json(self.content)
+        except (ValueError, RecursionError):
+            # What it should have been, the check of the field says better.
+            return self.content
+
+
+def _put(found: dict[str, Any], part: str | None, value: _Value) -> None:
+    part = part or ""  # werkzeug gives None for a part that says no name
+    match = _PART.match(part)
+    if match is None:
+        raise MalformedRequest(f"{part[:80]!r} is no name of a form field.")
+    name, key = match["name"], match["key"]
+    if key is None and isinstance(found.get(name), bytes | list) and type(value.content) is bytes:
+        there = found[name]
+        found[name] = [*(there if isinstance(there, list) else [there]), value.content]
+    elif key is None:
+        _set(found, name, name, value.typed(name, (fields.String,)))
+    elif key == "":
+        there = found.setdefault(name, [])
+        if not isinstance(there, list):
+            raise _twice(name)
+        there.append(value.content)
+    else:
+        there = found.setdefault(name, {})
+        # A dictionary field is one of texts.
+        _set(there, key, name, value.typed(name, (fields.Dict,)))
+
+
+def _set(found: Any, key: str, name: str, value: Any) -> None:
+    if not isinstance(found, dict) or key in found:
+        raise _twice(name)
+    found[key] = value
+
+
+def _twice(name: str) -> MalformedRequest:
+    return MalformedRequest(f"{name[:80]!r} stands twice in the form.", param=name[:80])
+
+
+def read_body(schema: Schema) -> dict[str, Any]:
+    """Return the fields of the call at hand; a form's texts become what `schema` has them as.
+
+    Raises:
+        MalformedRequest: It can not be read.
+        werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
+    """
+    return read_form(schema) if is_form() else read_json_object()
+
+
+def body_content(schema: type[Schema], *types: str) -> dict[str, Any]:
+    """Return what OpenAPI shows of a body: JSON and a form, or the `types` that are given."""
+    content = {media_type: {"schema": schema} for media_type in types or (JSON, FORM)}
+    return {"required": True, "content": content}

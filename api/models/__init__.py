@@ -1,0 +1,1 @@
+"""The calls for models: what is served, and what each model supports."""

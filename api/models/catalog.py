@@ -1,0 +1,94 @@
+"""The catalog: which models a client may name, and what each of them can do.
+
+A model is served when this host's stage file names it or a living replica has it; what it can do is
+known once a replica has loaded it. Does not know HTTP nor single requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.errors import FieldError, InvalidRequest, NoReadyReplica
+from configs.stage_config import StageConfig
+from routing.parameters import Abilities
+from routing.replica import Registry, ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that some replica has loaded.
+
+    Attributes:
+        name: As clients know it.
+        stage: Stage whose replicas serve it.
+        abilities: What it can do, with the defaults that depend on the pipeline.
+        defaults: The stage file's own defaults, by parameter name.
+    """
+
+    name: str
+    stage: int
+    abilities: Abilities
+    defaults: Mapping[str, Any]
+
+
+class Catalog:
+    """Looks models up, in the stage file and in the registry."""
+
+    def __init__(self, stages: Sequence[StageConfig], registry: Registry) -> None:
+        """Take the stages of this host's stage file and the registry of all hosts."""
+        self._stages = {stage.model_name: stage for stage in stages}
+        self._registry = registry
+
+    def loaded(self) -> dict[str, ServedModel]:
+        """Return the models that can be asked for, by name.
+
+        Raises:
+            redis.RedisError: Redis did not answer.
+        """
+        published = self._registry.models()
+        # What the registry keeps of an earlier stage file must not be offered any more.
+        living = set(self._stages)
+        if not living.issuperset(published):
+            living |= {
+                replica.heartbeat.model
+                for replica in self._registry.all()
+                if replica.state is not ReplicaState.GONE
+            }
+        return {
+            name: ServedModel(name, model.stage, model.abilities, self._defaults(name))
+            for name, model in published.items()
+            if name in living
+        }
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return the model of that name; None means the only one there is.
+
+        Raises:
+            InvalidRequest: There is no such model, or none is named and there are several.
+            NoReadyReplica: No replica has ever loaded it.
+            redis.RedisError: Redis did not answer.
+        """
+        loaded = self.loaded()
+        known = sorted({*loaded, *self._stages})
+        if name is None:
+            if len(known) > 1:
+                raise _wrong(f"is missing, and there are several; name one of {', '.join(known)}")
+            name = known[0]
+        if name in loaded:
+            return loaded[name]
+        if name not in known:
+            raise _wrong(f"{name[:80]!r} is not served here; known are {', '.join(known)}")
+        raise NoReadyReplica(
+            f"No replica has loaded {name!r} yet; GET /v1/replicas tells their states.",
+            retry_after=5.0,
+        )
+
+    def _defaults(self, name: str) -> Mapping[str, Any]:
+        stage = self._stages.get(name)
+        return stage.default_sampling_params if stage else {}
+
+
+def _wrong(message: str) -> InvalidRequest:
+    return InvalidRequest.from_details([FieldError("model", message)])

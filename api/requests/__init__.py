@@ -1,0 +1,1 @@
+"""The calls for requests: submit, follow, change, cancel, fetch."""

@@ -1,0 +1,250 @@
+"""The input images of a body: decoded and checked before anything is queued, then stored."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import re
+import secrets
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+from redis.exceptions import RedisError
+
+from configs.errors import FieldError, OutputWriteFailed, StoreUnavailable
+from routing.outputs import OutputStore
+from routing.parameters import Parameters
+from routing.router import Router
+
+_FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
+
+
+_DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*;base64,", re.IGNORECASE)
+
+
+_MEND: Final = "send a PNG, JPEG or WebP"
+
+
+# Whatever a reader of picture files may raise about bytes that are none.
+_UNREADABLE: Final = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
+
+
+class WrongPicture(ValueError):
+    """Raised when bytes or a text are no picture that is taken; its text begins with a verb."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputImage:
+    """One picture as it was sent, and what was found in it.
+
+    Attributes:
+        data: The bytes of the file.
+        format: `png`, `jpeg` or `webp`.
+        width: Pixels, after the rotation that its EXIF asks for.
+        height: Pixels, likewise.
+    """
+
+    data: bytes
+    format: str
+    width: int
+    height: int
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the bytes, in hexadecimal digits."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @classmethod
+    def read(cls, data: bytes, max_pixels: int) -> Self:
+        """Decode a picture once, all of it, so that a broken one is refused here.
+
+        Raises:
+            WrongPicture: It is none, is broken, moves, or has more than `max_pixels` pixels.
+        """
+        if not data:
+            raise WrongPicture(f"is empty; {_MEND}")
+        try:
+            with Image.open(io.BytesIO(data), formats=tuple(_FORMATS)) as picture:
+                # The header says how large it is: nothing is unpacked before that is known.
+                pixels = picture.width * picture.height
+                if pixels > max_pixels:
+                    raise WrongPicture(_too_many(picture.width, picture.height, max_pixels))
+                if getattr(picture, "is_animated", False):
+                    raise WrongPicture("moves; send one picture that stands still")
+                picture.load()
+                upright = ImageOps.exif_transpose(picture)
+                return cls(data, _FORMATS[str(picture.format)], upright.width, upright.height)
+        except WrongPicture:
+            raise
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise WrongPicture(f"has more than the {max_pixels} pixels it may have") from None
+        except UnidentifiedImageError:
+            raise WrongPicture(f"is no picture that is known here; {_MEND}") from None
+        except _UNREADABLE as error:
+            reason = f"{type(error).__name__}: {error}"[:120]
+            raise WrongPicture(f"can not be decoded ({reason}); {_MEND}") from None
+
+
+def decode_data_url(text: str) -> bytes:
+    """Return the bytes that a data URL of a picture holds.
+
+    Raises:
+        WrongPicture: It is no data URL, not of a picture, or not in base64.
+    """
+    match = _DATA_URL.match(text)
+    if match is None or not match["type"].lower().startswith("image/"):
+        raise WrongPicture(
+            "is no data URL of a picture; write data:image/png;base64, and the file in base64. "
+            "Nothing is fetched from other addresses"
+        )
+    try:
+        return base64.b64decode(text[match.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise WrongPicture("is a data URL whose base64 can not be decoded") from None
+
+
+def _too_many(width: int, height: int, most: int) -> str:
+    return f"is {width} x {height}, {width * height} pixels; {most} is the most"
+
+
+_SIZE: Final = re.compile(r"-([0-9]+)x([0-9]+)-[0-9a-f]+\.[a-z]+\Z")
+
+
+_RETRY_S: Final = 5.0
+
+
+def input_names(request_id: str, kind: str, images: Sequence[InputImage]) -> tuple[str, ...]:
+    """Return new names for the inputs of a request; `kind` is `input` or `mask`."""
+    # A new token for each edit: the replica may be reading what was there before.
+    token = secrets.token_hex(4)
+    return tuple(
+        f"{request_id}/{kind}-{index}-{image.width}x{image.height}-{token}.{image.format}"
+        for index, image in enumerate(images)
+    )
+
+
+def input_size(name: str) -> tuple[int, int]:
+    """Return width and height in pixels of the input of that name."""
+    match = _SIZE.search(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no name of an input")
+    return int(match[1]), int(match[2])
+
+
+def all_inputs(parameters: Parameters) -> tuple[str, ...]:
+    """Return the names of all inputs of a request: its images, then its mask."""
+    mask = parameters.mask_image
+    return (*parameters.image, *((mask,) if mask else ()))
+
+
+@contextmanager
+def stored(router: Router, request_id: str, files: Mapping[str, bytes]) -> Iterator[None]:
+    """Store files before what refers to them; where that fails they are removed again.
+
+    Not where Redis did not answer, since what refers to them may be recorded: they are removed with
+    the request, or by :meth:`Router.withdraw`. Should this process die, the sweep does it.
+
+    Raises:
+        StoreUnavailable: They could not be written.
+        redis.RedisError: Redis did not answer.
+    """
+    if not files:
+        yield
+        return
+    outputs, written = router.outputs, list[str]()
+    router.loose.note(request_id)
+    try:
+        for name, data in files.items():
+            _write(outputs, name, data)
+            written.append(name)
+        yield
+    except RedisError:
+        raise
+    except BaseException:
+        # What went wrong first is what the client is told; what stays is the sweep's.
+        with suppress(OSError, RedisError):
+            for name in written:
+                outputs.remove_file(name)
+            router.loose.strike(request_id)
+        raise
+
+
+def _write(outputs: OutputStore, name: str, data: bytes) -> None:
+    try:
+        outputs.write(name, data)
+    except OutputWriteFailed as failed:
+        raise StoreUnavailable(
+            "The input images could not be stored; nothing was recorded, send it again.",
+            retry_after=_RETRY_S,
+        ) from failed
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Input images that a body brought.
+
+    Attributes:
+        names: By parameter name: those of `image` as a tuple, that of `mask_image`.
+        files: Bytes by name.
+        digests: By parameter name, what tells the same images from others.
+    """
+
+    names: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    digests: Mapping[str, Any]
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], request_id: str, max_pixels: int
+    ) -> tuple[Self, list[FieldError]]:
+        """Decode the images among the fields; return them, and what is wrong with each."""
+        details: list[FieldError] = []
+        images = _decoded("image", given.get("image", ()), max_pixels, details)
+        sent_mask = given.get("mask_image")
+        mask = _decoded(
+            "mask_image", () if sent_mask is None else (sent_mask,), max_pixels, details
+        )
+        image_names = input_names(request_id, "input", images)
+        mask_names = input_names(request_id, "mask", mask)
+        files = dict(zip(image_names, (image.data for image in images), strict=True))
+        files |= dict(zip(mask_names, (image.data for image in mask), strict=True))
+        names: dict[str, Any] = {}
+        digests: dict[str, Any] = {}
+        if images:
+            names["image"] = image_names
+            digests["image"] = [image.sha256 for image in images]
+        if mask:
+            names["mask_image"] = mask_names[0]
+            digests["mask_image"] = mask[0].sha256
+        return cls(names, files, digests), details
+
+
+def _decoded(
+    name: str, sent: tuple[bytes, ...], max_pixels: int, details: list[FieldError]
+) -> tuple[InputImage, ...]:
+    images = []
+    for index, data in enumerate(sent):
+        try:
+            images.append(InputImage.read(data, max_pixels))
+        except WrongPicture as wrong:
+            at = f"{name}[{index}]" if len(sent) > 1 else name
+            details.append(FieldError(at, str(wrong)))
+    return tuple(images)

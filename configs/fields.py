@@ -1,0 +1,227 @@
+"""Marshmallow fields and the base schema of settings and stage files, and their errors."""
+
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, ClassVar, Final
+
+from marshmallow import (
+    EXCLUDE,
+    Schema,
+    ValidationError,
+    fields,
+    pre_load,
+    validate,
+    validates_schema,
+)
+
+from configs.errors import FieldError
+
+
+class Whole(fields.Integer):
+    """A whole number of some unit, within bounds; with `strict` text such as "3" is refused."""
+
+    def __init__(
+        self,
+        low: int,
+        high: int,
+        unit: str,
+        *,
+        strict: bool = True,
+        missing: str = "is missing",
+        **options: Any,
+    ) -> None:
+        """Build the reasons from the bounds (both allowed) and the unit."""
+        mend = f"give a whole number from {low} to {high} ({unit})"
+        invalid = f"is not a whole number; {mend}"
+        out_of_range = f"is out of range; {mend}"
+        super().__init__(
+            strict=strict,
+            error_messages={"invalid": invalid, "too_large": out_of_range, "required": missing},
+            validate=validate.Range(low, high, error=out_of_range),
+            **options,
+        )
+
+
+class Number(fields.Float):
+    """A finite number of some unit, within bounds; with `strict` text such as "3.5" is refused."""
+
+    def __init__(
+        self, low: float, high: float, unit: str, *, strict: bool = True, **options: Any
+    ) -> None:
+        """Build the reasons from the bounds (both allowed) and the unit."""
+        mend = f"give a number from {low:.15g} to {high:.15g} ({unit})"
+        invalid = f"is not a number; {mend}"
+        super().__init__(
+            error_messages={"invalid": invalid, "special": invalid, "too_large": invalid},
+            validate=validate.Range(low, high, error=f"is out of range; {mend}"),
+            **options,
+        )
+        self._strict = strict
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **_: Any) -> float:
+        if self._strict and isinstance(value, str):
+            raise self.make_error("invalid", input=value)
+        return super()._deserialize(value, attr, data)
+
+
+class Text(fields.String):
+    """Text that is not blank; `example` shows the reader what is meant."""
+
+    def __init__(self, example: str, **options: Any) -> None:
+        """Build the reasons from the example."""
+        super().__init__(
+            error_messages={
+                "invalid": f"is not text; give text such as {example!r}, a number in quotes",
+                "required": f"is missing; write one such as {example!r}",
+            },
+            validate=validate.Regexp(
+                r"(?s).*\S", error=f"is empty; give text such as {example!r}, or leave the key out"
+            ),
+            **options,
+        )
+
+
+class OneOf(fields.String):
+    """One word out of a few."""
+
+    def __init__(self, *words: str, **options: Any) -> None:
+        """Build the reasons from the words."""
+        reason = f"is not one of the words known here; give one of {', '.join(words)}"
+        super().__init__(
+            error_messages={"invalid": reason},
+            validate=validate.OneOf(words, error=reason),
+            **options,
+        )
+
+
+_SHORT: Final = reprlib.Repr()
+
+
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+_SCHEMA_KEY: Final = "_schema"
+
+
+UNKNOWN_KEY: Final = "is an unknown key"
+
+
+def field_errors(refused: ValidationError, source: Any) -> list[FieldError]:
+    """Return one error for each reason in `refused`; `source` is what the schema was given."""
+    return [
+        FieldError(path, with_value(reason, value), _code(reason))
+        for path, value, reason in _reasons(refused.messages_dict, source, "")
+    ]
+
+
+def _reasons(messages: Any, source: Any, path: str) -> Iterator[tuple[str, Any, str]]:
+    """Walk the messages and the source together: (path, value found there or None, reason)."""
+    if isinstance(messages, Mapping):
+        for key, inner in messages.items():
+            if key == _SCHEMA_KEY:
+                yield from _reasons(inner, source, path)
+            elif isinstance(key, int):
+                yield from _reasons(inner, _item(source, key), f"{path}[{key}]")
+            else:
+                yield from _reasons(inner, _item(source, key), f"{path}.{key}" if path else key)
+    else:
+        for reason in messages:
+            yield path, source, str(reason)
+
+
+def _item(source: Any, key: Any) -> Any:
+    if isinstance(source, Mapping):
+        return source.get(key)
+    if isinstance(source, Sequence) and not isinstance(source, str) and isinstance(key, int):
+        return source[key]
+    return None
+
+
+def with_value(reason: str, value: Any) -> str:
+    """Put the value before the reason, shortened; an unknown key and a missing one have none."""
+    if value is None or reason.startswith(UNKNOWN_KEY):
+        return reason
+    return f"{_SHORT.repr(value)} {reason}"
+
+
+def _code(reason: str) -> str:
+    if reason.startswith(UNKNOWN_KEY):
+        return "unknown_key"
+    return "missing" if reason.startswith("is missing") else "invalid"
+
+
+_NEAR: Final = 0.6
+
+
+_SHORTEST_PART: Final = 4
+
+
+class SectionSchema(Schema):
+    """One mapping of the file. A null counts as a key left out; an unknown key is refused.
+
+    Attributes:
+        section: Where it stands, as a person would write it.
+    """
+
+    class Meta:
+        """Unknown keys are refused by hand, with the nearest known one."""
+
+        unknown: ClassVar[str] = EXCLUDE
+
+    error_messages = {  # noqa: RUF012 - declared an instance variable by marshmallow
+        "type": "is not a mapping; write `key: value` lines beneath it"
+    }
+    section: ClassVar[str] = ""
+    _sections: ClassVar[list[type["SectionSchema"]]] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note the section, so that a key in the wrong one can be sent home."""
+        super().__init_subclass__(**options)
+        cls._sections.append(cls)
+
+    @pre_load
+    def _drop_nulls(self, data: Any, **_: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
+
+    @validates_schema(pass_original=True, skip_on_field_errors=False)
+    def _refuse_unknown(self, _: Any, original: Any, **__: Any) -> None:
+        if not isinstance(original, Mapping):
+            return
+        unknown = [key for key in original if key not in self.fields]
+        if unknown:
+            raise ValidationError({str(key): [self._unknown(str(key))] for key in unknown})
+
+    def _unknown(self, key: str) -> str:
+        known = ", ".join(sorted(self.fields))
+        return f"{UNKNOWN_KEY}; {self._mend(key)} (known here: {known})"
+
+    def _mend(self, key: str) -> str:
+        """What was probably meant: the key of another section, or one spelt nearly so."""
+        others = [other for other in self._sections if not isinstance(self, other)]
+        home = next((other.section for other in others if key in other._declared_fields), None)
+        near = _nearest(key, self.fields)
+        if home and near:
+            return f"did you mean {near}, or does it belong {home}?"
+        if home:
+            return f"it belongs {home}"
+        if near:
+            return f"did you mean {near}?"
+        for other in others:
+            near = _nearest(key, other._declared_fields)
+            if near:
+                return f"did you mean {near}, which belongs {other.section}?"
+        return "take it out"
+
+
+def _nearest(key: str, known: Iterable[str]) -> str | None:
+    """The known key that contains the given one, or is spelt most like it."""
+    key = key.lower()
+    known = list(known)
+    if len(key) >= _SHORTEST_PART:
+        for name in known:
+            if key in name or name in key:
+                return name
+    return next(iter(get_close_matches(key, known, n=1, cutoff=_NEAR)), None)

@@ -1,0 +1,314 @@
+"""A request: its record, its states, and how it is submitted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+from routing.parameters import Parameters
+
+
+class Status(StrEnum):
+    """Where a request stands: queued → running → one of the terminal ones."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    EXPIRED = "expired"
+
+
+ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
+
+
+TERMINAL = frozenset(Status) - ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One file a request produced; ``name`` is its place in the output store.
+
+    ``num_frames`` and ``fps`` are None unless it is a video.
+    """
+
+    name: str
+    media_type: str
+    width: int
+    height: int
+    seed: int
+    bytes: int
+    sha256: str
+    num_frames: int | None = None
+    fps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request ended without outputs."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds spent in each part of a run; None where that part was not reached.
+
+    ``batch_mean`` is the mean number of requests that shared a denoiser call of this one.
+    """
+
+    encode_s: float | None = None
+    denoise_s: float | None = None
+    decode_s: float | None = None
+    batch_mean: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: what a replica records at the end of a claim."""
+
+    status: Status
+    outputs: tuple[Output, ...] = ()
+    warnings: tuple[str, ...] = ()
+    timings: Timings = Timings()
+    error: Failure | None = None
+    step: int = 0
+    steps: int = 0
+
+    def at(self, step: int, steps: int) -> Self:
+        """Return it with the denoising steps that were done when it came."""
+        return replace(self, step=step, steps=steps)
+
+    def to_fields(self) -> dict[str, str]:
+        """Return the fields of the record that this outcome sets, status left out."""
+        fields = {
+            "step": str(self.step),
+            "steps": str(self.steps),
+            "outputs": json.dumps([asdict(output) for output in self.outputs]),
+            "warnings": json.dumps(list(self.warnings)),
+            "timings": json.dumps(asdict(self.timings)),
+        }
+        if self.error is not None:
+            fields["error"] = json.dumps(asdict(self.error))
+        return fields
+
+
+WEBHOOK_EVENTS = ("started", "progress", "ended")
+
+
+class Priority(StrEnum):
+    """Which of the waiting requests of a replica goes first."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+    @property
+    def rank(self) -> int:
+        """-1 for high, 0 for normal, 1 for low."""
+        return {"high": -1, "normal": 0, "low": 1}[self.value]
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where a client wants to be told of what, and whether it was told of the end.
+
+    Attributes:
+        url: Address the messages are posted to.
+        events: ``started``, ``progress``, ``ended``.
+        tries: How often the end was tried to be told.
+        delivered_at: When it was; None as long as it was not.
+        error: Why the last try failed.
+    """
+
+    url: str
+    events: tuple[str, ...]
+    tries: int = 0
+    delivered_at: float | None = None
+    error: str = ""
+
+    def to_text(self) -> str:
+        """Return what the record keeps of the client's wish."""
+        return json.dumps({"url": self.url, "events": list(self.events)})
+
+    @classmethod
+    def from_hash(cls, data: Mapping[str, str]) -> Self | None:
+        """Read it from a record; None where the client wants none."""
+        if not data.get("webhook"):
+            return None
+        wanted = json.loads(data["webhook"])
+        return cls(
+            url=wanted["url"],
+            events=tuple(wanted["events"]),
+            tries=int(data.get("webhook_tries", "0")),
+            delivered_at=_number(data.get("webhook_delivered_at")),
+            error=data.get("webhook_error", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A record as it stood when it was read. Times are seconds since the epoch.
+
+    Attributes:
+        id: Our own id; never made of anything a client sent.
+        stage: Stage it belongs to.
+        model: Name of the model, as clients know it.
+        parameters: What to generate, complete.
+        status: Where it stands.
+        replica: The replica that has it.
+        attempt: 1, and one more after each move to another replica.
+        crashes: How often its replica died while it ran.
+        revision: One more after each edit; guards edits against each other.
+        owner: Incarnation of the replica that runs it; empty otherwise.
+        priority: Its class in the line.
+        score: Its place in the line of its replica: lower goes first.
+        start_by: Moment after which it must not start any more.
+        timeout: Seconds it may run.
+        step: Denoising steps done, of ``steps``; both 0 before the first is known.
+        step_s: Seconds a step takes, from the steps seen so far.
+        cancel: Whether it was told to stop and has not yet.
+        affinity_key: Requests of one key go to one replica, as far as they can; empty for none.
+        webhook: What its client wants to be told, and where; None for nothing.
+    """
+
+    id: str
+    stage: int
+    model: str
+    parameters: Parameters
+    status: Status
+    replica: str
+    attempt: int
+    crashes: int
+    revision: int
+    owner: str
+    priority: Priority
+    score: float
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    start_by: float | None
+    timeout: float | None
+    step: int
+    steps: int
+    step_s: float | None
+    cancel: bool
+    timings: Timings
+    outputs: tuple[Output, ...]
+    warnings: tuple[str, ...]
+    error: Failure | None
+    metadata: Mapping[str, str]
+    affinity_key: str = ""
+    webhook: Webhook | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether it has ended, one way or another."""
+        return self.status in TERMINAL
+
+    @classmethod
+    def from_hash(cls, data: Mapping[str, str]) -> Self:
+        """Read a record as Redis holds it."""
+        return cls(
+            id=data["id"],
+            stage=int(data["stage"]),
+            model=data["model"],
+            parameters=Parameters.from_json(json.loads(data["parameters"])),
+            status=Status(data["status"]),
+            replica=data["replica"],
+            attempt=int(data["attempt"]),
+            crashes=int(data["crashes"]),
+            revision=int(data["revision"]),
+            owner=data.get("owner", ""),
+            priority=Priority(data["priority"]),
+            score=float(data["score"]),
+            created_at=float(data["created_at"]),
+            started_at=_number(data.get("started_at")),
+            finished_at=_number(data.get("finished_at")),
+            start_by=_number(data.get("start_by")),
+            timeout=_number(data.get("timeout")),
+            step=int(data.get("step", "0")),
+            steps=int(data.get("steps", "0")),
+            step_s=_number(data.get("step_s")),
+            cancel=data.get("cancel") == "1",
+            timings=Timings(**json.loads(data.get("timings", "{}"))),
+            outputs=tuple(Output(**output) for output in json.loads(data.get("outputs", "[]"))),
+            warnings=tuple(json.loads(data.get("warnings", "[]"))),
+            error=Failure(**json.loads(data["error"])) if data.get("error") else None,
+            metadata=json.loads(data.get("metadata", "{}")),
+            affinity_key=data.get("affinity_key", ""),
+            webhook=Webhook.from_hash(data),
+        )
+
+
+def number_field(value: float | None) -> str:
+    """Write a number as the record holds it: with all its digits, and nothing for None."""
+    return "" if value is None else repr(float(value))
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A valid request on its way in.
+
+    Attributes:
+        id: A new id of ours.
+        expires_in: Seconds within which it must start; None for no limit.
+        timeout: Seconds it may run; None for no limit.
+        idempotency_key: The client's own name for this submit; empty for none.
+        fingerprint: Hash of the body, to tell the same submit from another with the same key.
+        affinity_key: Requests of one key go to one replica, as far as they can; empty for none.
+    """
+
+    id: str
+    stage: int
+    model: str
+    parameters: Parameters
+    priority: Priority = Priority.NORMAL
+    expires_in: float | None = None
+    timeout: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    webhook: Webhook | None = None
+    warnings: tuple[str, ...] = ()
+    idempotency_key: str = ""
+    fingerprint: str = "-"
+    affinity_key: str = ""
+
+
+class Accepted(NamedTuple):
+    """An accepted request, so that its answer needs no further look at Redis.
+
+    Attributes:
+        request: As it was recorded.
+        created: Whether it is new; False where its idempotency key was used before.
+        place: In the line of its replica, 1 for the next; None unless it waits.
+        needs_wake_up: Whether the replica's queue holds fewer messages than its line requests.
+    """
+
+    request: Request
+    created: bool
+    place: int | None
+    needs_wake_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How requests are spread, and how many may wait.
+
+    Attributes:
+        policy: ``round_robin`` or ``least_work``.
+        per_replica: Requests that may wait in one replica's line.
+        per_stage: Requests that may wait for all replicas of a stage.
+    """
+
+    policy: str = "round_robin"
+    per_replica: int = 1000
+    per_stage: int = 10_000

@@ -1,0 +1,1 @@
+"""Benchmarks, training and sweeps over model families; not part of the image."""

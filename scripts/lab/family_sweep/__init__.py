@@ -1,0 +1,1 @@
+"""Tries the tiny pipelines that diffusers tests itself with, through our engine."""

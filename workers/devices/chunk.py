@@ -1,0 +1,126 @@
+"""The devices of one replica, and how its denoiser uses them.
+
+Several devices share the work in one of two ways: copies of the denoiser take rows of each call
+(``workers.devices.copies``), or ranks take parts of its sequence
+(``workers.devices.ranks``), several groups of them rows too. Which one is said by the stage, or
+follows from the model. Does not know requests.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+
+from configs.errors import ModelLoadFailed
+from configs.stage_config import ParallelConfig, ReplicaPlan
+from workers.devices.copies import Lane, open_lanes, spread_rows
+from workers.devices.rank_group import refusal
+from workers.devices.ranks import Ranks
+from workers.failures import short_cause
+
+_logger = logging.getLogger(__name__)
+
+
+DENOISERS = ("unet", "transformer", "transformer_2")
+
+
+# Denoisers whose pipelines call them for one sample at a time: without guidance by a batch, or once
+# with the prompt and once without. Copies would have work for merged requests alone.
+CALLED_FOR_ONE_ROW = frozenset(
+    (
+        *("FluxTransformer2DModel", "Flux2Transformer2DModel", "QwenImageTransformer2DModel"),
+        *("WanTransformer3DModel", "ChronoEditTransformer3DModel", "HeliosTransformer3DModel"),
+    )
+)
+
+
+def denoisers(pipe: Any) -> dict[str, torch.nn.Module]:
+    """Return the denoisers of a pipeline by the names of its parts."""
+    parts = {name: pipe.components.get(name) for name in DENOISERS}
+    return {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+
+
+class DeviceChunk:
+    """What has been opened on the devices of a replica."""
+
+    def __init__(self, lanes: Sequence[Lane] = (), ranks: Ranks | None = None) -> None:
+        """Made by :meth:`open`; one of a single device has nothing to open."""
+        self._lanes = lanes
+        self._ranks = ranks
+
+    @classmethod
+    def open(cls, pipe: Any, plan: ReplicaPlan) -> Self:
+        """Have all devices of `plan` work for the denoisers of `pipe`, which is on the first.
+
+        Raises:
+            ModelLoadFailed: The model can not use them in the way that the stage asks for.
+        """
+        args, count = plan.stage.engine_args, len(plan.devices)
+        found = denoisers(pipe)
+        if count == 1 or args.parallel_config.way == "device_map" or not found:
+            return cls()
+        parallel = choose(args.parallel_config, found)
+        lanes = open_lanes(pipe.device.type, count)
+        try:
+            if parallel.way == "context":
+                for lane in lanes[1:]:  # each a process of its own
+                    lane.close()
+                ranks = Ranks.start(replace(args, parallel_config=parallel), found, lanes[0])
+                return cls(lanes[:1], ranks)
+            for module in found.values():
+                spread_rows(module, lanes)
+        except Exception as error:
+            for lane in lanes:
+                lane.close()
+            if isinstance(error, ModelLoadFailed):
+                raise
+            cause = str(error) if isinstance(error, ValueError) else short_cause(error)
+            failed = f"{args.model}: parallel_config: {cause}; use one device for each replica"
+        else:
+            _logger.info("%d denoiser copies share the rows of each call", count)
+            return cls(lanes)
+        # Raised out here, so that no traceback keeps copies in memory.
+        raise ModelLoadFailed(failed)
+
+    @property
+    def takes_float32(self) -> bool:
+        """Whether denoiser calls in float32 can run on the devices."""
+        return self._ranks is None or self._ranks.take_float32
+
+    def in_float32(self) -> AbstractContextManager[None]:
+        """Hold the weights of other processes in float32 meanwhile: :meth:`Ranks.in_float32`."""
+        return nullcontext() if self._ranks is None else self._ranks.in_float32()
+
+    def watch(self, on_fault: Callable[[str], None]) -> None:
+        """Call `on_fault` with the reason once the devices can work no more."""
+        if self._ranks is not None:
+            self._ranks.watch(on_fault)
+
+    def close(self) -> None:
+        """End what was opened; calls of the denoisers fail from here on."""
+        if self._ranks is not None:
+            self._ranks.close()
+        for lane in self._lanes:
+            lane.close()
+
+
+def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig:
+    """Return the way that the stage asks for, or the one that suits the denoisers.
+
+    Raises:
+        ModelLoadFailed: They can not work in the way that the stage asks for.
+    """
+    refusals = [refusal(module, parallel) for module in found.values()]
+    if parallel.way == "context" and any(refusals):
+        raise ModelLoadFailed(f"parallel_config: {next(filter(None, refusals))}")
+    if parallel.way != "auto":
+        return parallel
+    size = parallel.world_size
+    shared = replace(parallel, ulysses_degree=size)
+    one_row = {type(module).__name__ for module in found.values()} <= CALLED_FOR_ONE_ROW
+    if one_row and not any(refusal(module, shared) for module in found.values()):
+        return shared
+    return replace(parallel, cfg_parallel_size=size)

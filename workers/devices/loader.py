@@ -1,0 +1,113 @@
+"""Keeps weights small: the arguments with which diffusers loads a pipeline quantized.
+
+Which parts a pipeline has is read from its index, before any weight is. The packages that do it are
+optional; one that is missing is named with the way to install it. Knows no settings but its own.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from diffusers.quantizers import PipelineQuantizationConfig
+
+from configs.errors import ModelLoadFailed
+from configs.stage_config import EngineArgs, Quantization
+from workers.devices.chunk import DENOISERS
+from workers.failures import short_cause
+
+_PACKAGES = {
+    "int8": "torchao",
+    "fp8": "torchao",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "bitsandbytes_4bit": "bitsandbytes",
+    "gguf": "gguf",
+}
+
+
+def quantized_arguments(args: EngineArgs, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """Return what to give to `from_pretrained` beside the rest; nothing where all stays as it is.
+
+    Raises:
+        ModelLoadFailed: A package is missing, or the model, device or file does not fit.
+    """
+    wanted = args.pipeline.quantization
+    if wanted is None:
+        return {}
+    package = _PACKAGES[wanted.method]
+    if find_spec(package) is None:
+        raise _refusal(wanted, f"it needs the package {package}: pip install {package}")
+    if package == "bitsandbytes" and device == "cpu":
+        raise _refusal(wanted, "it needs a CUDA device; use int8 on a CPU")
+    parts = _parts(args, wanted)
+    try:
+        if wanted.method == "gguf":
+            return _from_gguf(args, wanted, parts, dtype)
+        mapping = {name: _config(wanted.method, library, dtype) for name, library in parts.items()}
+        return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
+    except ModelLoadFailed:
+        raise
+    except Exception as error:
+        raise _refusal(wanted, short_cause(error)) from error
+
+
+def _parts(args: EngineArgs, wanted: Quantization) -> dict[str, str]:
+    """The parts to quantize, each with the library of its class."""
+    untyped: Any = diffusers.DiffusionPipeline
+    index: Mapping[str, Any] = untyped.load_config(args.model, revision=args.revision)
+    libraries = {
+        name: entry[0]
+        for name, entry in index.items()
+        if isinstance(entry, list) and entry[0] in {"diffusers", "transformers"}
+    }
+    names = wanted.components or tuple(name for name in DENOISERS if name in libraries)
+    for name in names:
+        if name not in libraries:
+            known = ", ".join(sorted(libraries))
+            raise _refusal(wanted, f"the model has no part {name}; its parts are {known}")
+    return {name: libraries[name] for name in names}
+
+
+def _config(method: str, library: str, dtype: torch.dtype) -> Any:
+    module: Any = diffusers if library == "diffusers" else transformers
+    if method == "bitsandbytes_8bit":
+        return module.BitsAndBytesConfig(load_in_8bit=True)
+    if method == "bitsandbytes_4bit":
+        return module.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    # Here, since the package is optional and takes seconds.
+    torchao: Any = import_module("torchao.quantization")
+    kind = torchao.Int8WeightOnlyConfig if method == "int8" else torchao.Float8WeightOnlyConfig
+    return module.TorchAoConfig(kind())
+
+
+def _from_gguf(
+    args: EngineArgs, wanted: Quantization, parts: Mapping[str, str], dtype: torch.dtype
+) -> dict[str, Any]:
+    untyped: Any = diffusers
+    if len(parts) != 1:
+        raise _refusal(wanted, f"one file is one part; name it in components: {', '.join(parts)}")
+    (name,) = parts
+    index: Mapping[str, Any] = untyped.DiffusionPipeline.load_config(
+        args.model, revision=args.revision
+    )
+    kind: Any = getattr(untyped, index[name][1], None)
+    if not hasattr(kind, "from_single_file"):
+        raise _refusal(wanted, f"{index[name][1]} can not be read from one file")
+    return {
+        name: kind.from_single_file(
+            wanted.gguf_file,
+            quantization_config=untyped.GGUFQuantizationConfig(compute_dtype=dtype),
+            config=args.model,
+            subfolder=name,
+            dtype=dtype,
+        )
+    }
+
+
+def _refusal(wanted: Quantization, reason: str) -> ModelLoadFailed:
+    return ModelLoadFailed(f"engine_args.quantization: {wanted.method} can not be used: {reason}")

@@ -1,0 +1,231 @@
+"""How the parameters and input images of a request become the arguments of a pipeline's call."""
+
+import functools
+import inspect
+import io
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from PIL import Image, ImageOps
+
+from configs.errors import InputUnavailable
+from routing.parameters import Parameters
+
+_OPAQUE = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a pipeline gets besides words and numbers.
+
+    Attributes:
+        images: RGB, upright, on white where the file is transparent, in the order of the request.
+        mask: Mode L, upright; white is painted anew, black stays. Where the file has transparent
+            parts these alone are white.
+    """
+
+    images: tuple[Image.Image, ...] = ()
+    mask: Image.Image | None = None
+
+    @classmethod
+    def read(cls, parameters: Parameters, read: Callable[[str], bytes]) -> Self:
+        """Decode the files that `parameters` name, which `read` returns.
+
+        Raises:
+            InputUnavailable: One is gone, can not be read, or is no image.
+        """
+        mask = parameters.mask_image
+        return cls(
+            images=tuple(_decoded(name, read, "RGB") for name in parameters.image),
+            mask=None if mask is None else _decoded(mask, read, "L"),
+        )
+
+    def fitted(self, width: int, height: int) -> Self:
+        """Return them at `width` x `height` pixels.
+
+        Each is scaled until it covers the size, keeping its proportions, and what stands over is
+        cut off evenly at both sides. Image and mask of equal size stay in register.
+        """
+        size = (width, height)
+        mask = self.mask
+        return type(self)(
+            images=tuple(
+                ImageOps.fit(each, size, Image.Resampling.LANCZOS) for each in self.images
+            ),
+            mask=None if mask is None else ImageOps.fit(mask, size, Image.Resampling.LANCZOS),
+        )
+
+    def at_least(self, side: int) -> Self:
+        """Return them with no side below so many pixels; smaller ones are enlarged."""
+        return type(self)(tuple(_enlarged(each, side) for each in self.images), self.mask)
+
+
+def _enlarged(image: Image.Image, side: int) -> Image.Image:
+    if min(image.size) >= side:
+        return image
+    factor = side / min(image.size)
+    size = (round(image.width * factor), round(image.height * factor))
+    return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def _decoded(name: str, read: Callable[[str], bytes], mode: str) -> Image.Image:
+    fault: str
+    try:
+        with Image.open(io.BytesIO(read(name))) as file:
+            upright: Any = ImageOps.exif_transpose(file)
+            return _as_mask(upright) if mode == "L" else _on_white(upright)
+    except FileNotFoundError:
+        fault = "it is gone from the output store"
+    except Exception as error:  # noqa: BLE001 - any decoder and any file system may fail here
+        fault = f"{type(error).__name__}: {error}"
+    raise InputUnavailable(f"the input image {name} can not be read: {fault}")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    shown = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown).convert("RGB")
+
+
+def _as_mask(image: Image.Image) -> Image.Image:
+    # Masks as OpenAI takes them are the picture itself with a hole.
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.histogram()[_OPAQUE] < alpha.width * alpha.height:
+            return ImageOps.invert(alpha)
+    return image.convert("L")
+
+
+# Passed only where the pipeline takes them.
+_OPTIONAL = ("negative_prompt", "guidance_scale", "true_cfg_scale", "strength")
+
+
+# Names for frames in a second; where there is none the model does not see them.
+FRAME_RATES = ("frame_rate", "fps")
+
+
+FRAME_COUNTS = ("num_frames", "video_length", "frames")
+
+
+_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
+
+
+# Pixels; editing pipelines round sizes down, and a smaller image would vanish.
+_SMALLEST_EDITED = 128
+
+
+# Draws from it by torch itself, which takes no list of them.
+_ONE_GENERATOR = "Helios"
+
+
+# Fails without one where there is guidance.
+_NEEDS_NEGATIVE_PROMPT = "EasyAnimate"
+
+
+_STEPS_BETWEEN = 2
+
+
+# Encodes it without noise, once for each seed.
+ONE_IMAGE_FOR_ALL = "Wan"
+
+
+def arguments_of(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a pipeline's call, by name."""
+    return _parameters(pipeline_class.__call__)
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def default_of(arguments: Mapping[str, inspect.Parameter], name: str) -> Any:
+    """Return the default of an argument; None where there is no such argument or default."""
+    parameter = arguments.get(name)
+    if parameter is None or parameter.default is inspect.Parameter.empty:
+        return None
+    return parameter.default
+
+
+def call_arguments(
+    parameters: Parameters, pipeline_class: Any, inputs: Inputs | None = None
+) -> dict[str, Any]:
+    """Return the arguments for a call of a pipeline of that class."""
+    taken = arguments_of(pipeline_class)
+    arguments: dict[str, Any] = {
+        "prompt": parameters.prompt,
+        "num_inference_steps": parameters.num_inference_steps,
+        "generator": [torch.Generator("cpu").manual_seed(seed) for seed in parameters.seeds()],
+        "output_type": "np",
+    }
+    for name in ("width", "height", *_OPTIONAL):
+        if name in taken and getattr(parameters, name) is not None:
+            arguments[name] = getattr(parameters, name)
+    if pipeline_class.__name__.startswith(_NEEDS_NEGATIVE_PROMPT):
+        arguments.setdefault("negative_prompt", "")
+    if parameters.num_frames is not None:
+        arguments |= dict.fromkeys(set(FRAME_COUNTS) & set(taken), parameters.num_frames)
+    if parameters.fps is not None:
+        arguments |= dict.fromkeys(set(FRAME_RATES) & set(taken), parameters.fps)
+    if pipeline_class.__name__.startswith(_ONE_GENERATOR) and len(arguments["generator"]) == 1:
+        arguments["generator"] = arguments["generator"][0]
+    if "intermediate_timesteps" in taken and parameters.num_inference_steps != _STEPS_BETWEEN:
+        # Sana Sprint has a timestep of its own between two steps, and refuses it for others.
+        arguments["intermediate_timesteps"] = None
+    if "max_area" in taken:
+        # FLUX Kontext scales every size to this many pixels.
+        arguments["max_area"] = parameters.width * parameters.height
+    if "clean_caption" in taken:
+        # PixArt would lower and strip the prompt where beautifulsoup happens to be installed.
+        arguments["clean_caption"] = False
+    arguments |= _input_arguments(parameters, pipeline_class, inputs or Inputs())
+    return arguments | _count_arguments(parameters, taken)
+
+
+def left_out(parameters: Parameters, pipeline_class: Any) -> list[str]:
+    """Return the parameters that are set and that the pipeline does not take."""
+    taken = arguments_of(pipeline_class)
+    return [
+        name for name in _OPTIONAL if name not in taken and getattr(parameters, name) is not None
+    ]
+
+
+def is_edit(taken: Collection[str]) -> bool:
+    """Tell whether an image pipeline reads its image, rather than starting from its pixels."""
+    return "image" in taken and not {"strength", "mask_image", *FRAME_COUNTS} & set(taken)
+
+
+def _input_arguments(parameters: Parameters, pipeline_class: Any, inputs: Inputs) -> dict[str, Any]:
+    if not inputs.images:
+        return {}
+    taken, copies = arguments_of(pipeline_class), 1
+    if is_edit(taken):
+        inputs = inputs.at_least(_SMALLEST_EDITED)
+    else:
+        # Those that start from the pixels would stretch them, or make another size than asked.
+        inputs = inputs.fitted(parameters.width, parameters.height)
+        if not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL):
+            # One image for all outputs would be encoded with the generator of the first, which
+            # then gives the outputs other noise than each has alone.
+            copies = parameters.num_outputs_per_prompt
+    images = inputs.images * copies
+    arguments: dict[str, Any] = {"image": images[0] if len(images) == 1 else list(images)}
+    if inputs.mask is not None:
+        arguments["mask_image"] = inputs.mask if copies == 1 else [inputs.mask] * copies
+    return arguments
+
+
+def _count_arguments(parameters: Parameters, taken: Collection[str]) -> dict[str, Any]:
+    count = parameters.num_outputs_per_prompt
+    for name in _COUNTS:
+        if name in taken:
+            return {name: count}
+    if count == 1:
+        return {}
+    lists: dict[str, Any] = {"prompt": [parameters.prompt] * count}
+    if "negative_prompt" in taken and parameters.negative_prompt is not None:
+        lists["negative_prompt"] = [parameters.negative_prompt] * count
+    return lists

@@ -1,0 +1,1 @@
+"""What an engine can do beside running a pipeline, each behind its hooks."""

@@ -1,0 +1,148 @@
+"""The caches of diffusers that reuse denoiser outputs from one step to the next.
+
+Their state hangs on the shared denoiser, so one request runs at a time and each begins with it
+empty. Does not know requests; knows diffusers' cache configurations by name.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+import diffusers
+
+from configs.errors import ModelLoadFailed
+from configs.stage_config import PipelineSettings
+from workers.devices.chunk import denoisers
+from workers.devices.weight_dtype import DTYPES
+from workers.engine.loader import refusing
+
+_CONFIGS = {
+    "first_block_cache": "FirstBlockCacheConfig",
+    "taylorseer_cache": "TaylorSeerCacheConfig",
+    "mag_cache": "MagCacheConfig",
+    "faster_cache": "FasterCacheConfig",
+    "pyramid_attention_broadcast": "PyramidAttentionBroadcastConfig",
+}
+
+
+# These keep one state for the prompt and one for its absence, told apart by the pipeline.
+_NEED_CONTEXT = frozenset({"first_block_cache", "taylorseer_cache", "mag_cache"})
+
+
+_MEND = "leave cache_backend out"
+
+
+class StepCache:
+    """The cache of one pipeline, or none; asked at the beginning and the end of each run."""
+
+    def __init__(self, pipe: Any, settings: PipelineSettings) -> None:
+        """Put the cache of `settings` on the denoisers of `pipe`.
+
+        Raises:
+            ModelLoadFailed: The family has none of this kind, or an option is wrong.
+        """
+        self._backend = settings.cache_backend
+        self._options = dict(settings.cache_config)
+        self._denoisers: list[Any] = list(denoisers(pipe).values()) if self._backend else []
+        self._running: Any = None
+        self._steps: int | None = None
+        if self._backend is None:
+            return
+        self._check(pipe)
+        with refusing("cache_backend", self._backend, pipe, _MEND):
+            self._enable(None)
+
+    @property
+    def on(self) -> bool:
+        """Whether there is one."""
+        return self._backend is not None
+
+    def begin(self, pipe: Any, steps: int) -> None:
+        """Empty the cache for a run of `pipe` with so many calls of its noise scheduler."""
+        self._running = pipe
+        if self._backend == "mag_cache" and steps != self._steps:
+            # Its ratios are one for each step.
+            for denoiser in self._denoisers:
+                denoiser.disable_cache()
+            self._enable(steps)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what the last run left, its tensors too."""
+        for denoiser in self._denoisers:
+            denoiser._reset_stateful_cache()
+
+    def _check(self, pipe: Any) -> None:
+        backend = str(self._backend)
+        for denoiser in self._denoisers:
+            if not hasattr(denoiser, "enable_cache"):
+                raise ModelLoadFailed(
+                    f"engine_args.cache_backend: {backend} does not go with {type(pipe).__name__}: "
+                    f"{type(denoiser).__name__} has no caches; {_MEND}"
+                )
+        code = inspect.unwrap(type(pipe).__call__).__code__
+        if backend in _NEED_CONTEXT and "cache_context" not in code.co_names:
+            raise ModelLoadFailed(
+                f"engine_args.cache_backend: {backend} does not go with {type(pipe).__name__}, "
+                "which does not tell the call with the prompt from the one without; "
+                f"{_MEND}, or try pyramid_attention_broadcast"
+            )
+        known = _options(backend)
+        for name in self._options:
+            if name not in known:
+                raise ModelLoadFailed(
+                    f"engine_args.cache_config.{name} is no option of {backend}; "
+                    f"known are {', '.join(sorted(known))}"
+                )
+        if backend == "mag_cache" and not self._options.get("mag_ratios"):
+            raise ModelLoadFailed(
+                "engine_args.cache_config.mag_ratios is missing: mag_cache needs the ratios of "
+                'the model, a list of numbers, or the word "flux"'
+            )
+
+    def _enable(self, steps: int | None) -> None:
+        self._steps = steps
+        kind: Any = getattr(diffusers.hooks, _CONFIGS[str(self._backend)])
+        for denoiser in self._denoisers:
+            denoiser.enable_cache(kind(**self._arguments(kind, denoiser, steps)))
+
+    def _arguments(self, kind: Any, denoiser: Any, steps: int | None) -> Mapping[str, Any]:
+        arguments = {name: _value(value) for name, value in self._options.items()}
+        names = {field.name for field in fields(kind)}
+        if "is_guidance_distilled" in names:
+            # Such a denoiser is called without the half that has no prompt.
+            distilled = bool(denoiser.config.get("guidance_embeds"))
+            arguments.setdefault("is_guidance_distilled", distilled)
+        if "current_timestep_callback" in names:
+            arguments["current_timestep_callback"] = self._timestep
+        if "num_inference_steps" in names and steps is not None:
+            arguments["num_inference_steps"] = steps
+        if arguments.get("mag_ratios") == "flux":
+            arguments["mag_ratios"] = diffusers.hooks.mag_cache.FLUX_MAG_RATIOS
+        return arguments
+
+    def _timestep(self) -> Any:
+        return self._running._current_timestep
+
+
+def _options(backend: str) -> set[str]:
+    """Options that a stage file may set: plain values, no callbacks."""
+    kind: Any = getattr(diffusers.hooks, _CONFIGS[backend])
+    return {
+        field.name
+        for field in fields(kind)
+        if not field.name.startswith("_")
+        and not field.name.endswith("callback")
+        and field.name not in {"num_inference_steps", "calibrate"}
+        and (field.default is not MISSING or field.default_factory is not MISSING)
+    }
+
+
+def _value(value: Any) -> Any:
+    """A value of the YAML as the configurations take it."""
+    if isinstance(value, str):
+        return DTYPES.get(value, value)
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(x, int) for x in value):
+        return tuple(value)
+    return value

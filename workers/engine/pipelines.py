@@ -1,0 +1,341 @@
+"""The pipelines of one model, one for each task, and the copy of one that each run gets."""
+
+import copy
+import inspect
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import diffusers
+from transformers import PreTrainedTokenizerBase
+
+from configs.errors import GenerationFailed, ModelLoadFailed
+from routing.parameters import (
+    FROM_IMAGE_TASKS,
+    IMAGE_TO_IMAGE,
+    IMAGE_TO_VIDEO,
+    INPAINT,
+    TEXT_TO_IMAGE,
+    TEXT_TO_VIDEO,
+    Abilities,
+    Parameters,
+)
+from workers.engine.arguments import FRAME_COUNTS, Inputs, arguments_of, left_out
+from workers.engine.batch import Seat, company_arguments, company_of, takes_company
+from workers.engine.schedulers import made_scheduler
+
+# Tokenizers without a limit say 1e30.
+_SANE = 1_000_000
+
+
+# Encoders whose places are reckoned and not learnt have configurations with far more.
+_MOST_PLACES = 1024
+
+
+# Written down in the code of their pipelines, by the beginning of the class.
+_OWN_LENGTHS = {"Latte": 120, "Kandinsky3": 128, "IF": 77}
+
+
+# Pipelines that write the prompt into a chat and cut that; others allow for what they add.
+_COUNT_THEIR_TEMPLATE = ("ZImage", "Flux2Klein")
+
+
+_MARK = "prompt"
+
+
+def prompt_limits(pipe: Any) -> list[tuple[Any, int]]:
+    """Return the tokenizers whose text encoder is loaded, each with the tokens it keeps."""
+    kind = type(pipe).__name__
+    length = inspect.signature(type(pipe).__call__).parameters.get("max_sequence_length")
+    asked = length.default if length is not None and isinstance(length.default, int) else None
+    asked = next((own for start, own in _OWN_LENGTHS.items() if kind.startswith(start)), asked)
+    limits = []
+    for name, component in pipe.components.items():
+        tokenizer = _tokenizer_of(name, component)
+        encoder = pipe.components.get(name.replace("tokenizer", "text_encoder"))
+        if tokenizer is not None and encoder is not None:
+            most = tokenizer.model_max_length
+            if asked is not None:
+                # Pipelines ask the others for their own length, whatever the tokenizer says.
+                most = min(most, asked) if _has_places(encoder) else asked
+            limits.append((tokenizer, most - _tokens_before(pipe, tokenizer)))
+    return limits
+
+
+def _has_places(encoder: Any) -> bool:
+    """Tell whether an encoder learnt a place for each token, as CLIP did: it takes no more."""
+    places = getattr(getattr(encoder, "config", None), "max_position_embeddings", None)
+    return places is not None and places <= _MOST_PLACES
+
+
+def _tokenizer_of(name: str, component: Any) -> Any:
+    """A part that is a tokenizer, or that which stands for one has within (FLUX.2); else None."""
+    if name.startswith("tokenizer"):
+        component = getattr(component, "tokenizer", component)
+    return component if isinstance(component, PreTrainedTokenizerBase) else None
+
+
+def _tokens_before(pipe: Any, tokenizer: Any) -> int:
+    """Tokens that the pipeline puts before the prompt and counts with it."""
+    if not type(pipe).__name__.startswith(_COUNT_THEIR_TEMPLATE) or not tokenizer.chat_template:
+        return 0
+    written = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+    return _count(tokenizer, written.partition(_MARK)[0])
+
+
+def max_prompt_tokens(pipe: Any) -> int | None:
+    """Return the most tokens that a text encoder reads, special ones included; None: no limit."""
+    longest = max((limit for _, limit in prompt_limits(pipe)), default=_SANE)
+    return longest if longest < _SANE else None
+
+
+def cut_warnings(limits: list[tuple[Any, int]], name: str, text: str | None) -> tuple[str, ...]:
+    """Return a sentence naming how many tokens of `text` are cut; none where nothing is."""
+    if not text or not limits:
+        return ()
+    cut, limit = min((_count(tokenizer, text) - limit, limit) for tokenizer, limit in limits)
+    if cut <= 0:
+        return ()
+    return (f"{name}: the last {cut} tokens were cut, for the model reads {limit} at most",)
+
+
+def _count(tokenizer: Any, text: str) -> int:
+    return len(tokenizer(text, truncation=False, verbose=False).input_ids)
+
+
+# What a call may require; anything else no client can give.
+_SERVED_ARGUMENTS = frozenset(("self", "prompt", "image", "mask_image"))
+
+
+# Declared optional, and the pipeline raises without them; a video not where there may be an image.
+_FOREIGN_ARGUMENTS = frozenset(("control_image", "control_video", "video", "reference_images"))
+
+
+def task_pipelines(pipe: Any) -> dict[str, Any]:
+    """Return a pipeline for each task that the parts of `pipe` can do, its own task first.
+
+    To be made when `forward` of the denoiser is what it will stay: a sibling may keep it.
+
+    Raises:
+        ModelLoadFailed: When there is none that is served here.
+    """
+    found = {}
+    for task, pipeline_class in task_classes(pipe).items():
+        found[task] = pipe if isinstance(pipe, pipeline_class) else _sibling(pipe, pipeline_class)
+    return found
+
+
+def task_classes(pipe: Any) -> dict[str, Any]:
+    """Return the pipeline class of each task; raises ModelLoadFailed when there is none."""
+    name, own = type(pipe).__name__, type(pipe)
+    schedulers = [part for part in pipe.components.values() if hasattr(part, "set_timesteps")]
+    if len(schedulers) != 1:
+        raise ModelLoadFailed(
+            f"{name} has {len(schedulers)} noise schedulers; pipelines with one are served"
+        )
+    tasks = {} if _needs_more(pipe) else dict.fromkeys(own_tasks(own), own)
+    if not tasks:
+        raise ModelLoadFailed(
+            f"{name} makes neither images nor videos from a prompt, or needs more than a prompt, an"
+            " image and a mask; such pipelines are not served"
+        )
+    for task, sibling in _siblings(pipe).items():
+        if task not in tasks and _has_parts_for(pipe, sibling) and task in own_tasks(sibling):
+            tasks[task] = sibling
+    return tasks
+
+
+def own_tasks(pipeline_class: Any) -> tuple[str, ...]:
+    """Return the tasks of a class, by the signature of its call; none where it is not served."""
+    taken = arguments_of(pipeline_class)
+    required = {
+        name
+        for name, parameter in taken.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    foreign = _FOREIGN_ARGUMENTS - ({"video"} if "image" in taken else set())
+    if "prompt" not in taken or required - _SERVED_ARGUMENTS or taken.keys() & foreign:
+        return ()
+    from_text = "image" not in taken or _image_is_optional(pipeline_class)
+    if taken.keys() & set(FRAME_COUNTS):
+        text, image = TEXT_TO_VIDEO, IMAGE_TO_VIDEO
+    else:
+        text, image = TEXT_TO_IMAGE, INPAINT if "mask_image" in taken else IMAGE_TO_IMAGE
+    tasks = (*((text,) if from_text else ()), *((image,) if "image" in taken else ()))
+    # Where the size is not an argument, it is that of the image.
+    return tasks if "image" in taken or taken.keys() >= {"width", "height"} else ()
+
+
+def _needs_more(pipe: Any) -> bool:
+    """Tell whether the parts need an image that requests have no field for."""
+    parts = pipe.components
+    several_adapters = type(parts.get("adapter")).__name__ == "MultiAdapter"
+    # Wan that was trained with a first and a last image.
+    config = getattr(parts.get("transformer"), "config", {})
+    last_image = type(pipe).__name__.startswith("Wan") and bool(config.get("pos_embed_seq_len"))
+    return "controlnet" in parts or several_adapters or last_image
+
+
+def _image_is_optional(pipeline_class: Any) -> bool:
+    # Pipelines that need an image too declare `image=None` and raise when it is missing; the lists
+    # tell them apart.
+    listed = _mapping("TEXT2IMAGE"), _mapping("TEXT2VIDEO")
+    return any(pipeline_class in mapping.values() for mapping in listed)
+
+
+def _siblings(pipe: Any) -> dict[str, Any]:
+    """Classes of other tasks that diffusers lists for the family of `pipe`."""
+    own = type(pipe)
+    for source, targets in (
+        ("TEXT2IMAGE", {IMAGE_TO_IMAGE: "IMAGE2IMAGE", INPAINT: "INPAINT"}),
+        ("TEXT2VIDEO", {IMAGE_TO_VIDEO: "IMAGE2VIDEO"}),
+    ):
+        family = next((key for key, found in _mapping(source).items() if found is own), None)
+        if family is not None:
+            listed = {task: _mapping(target).get(family) for task, target in targets.items()}
+            if pipe.config.get("expand_timesteps"):
+                # Wan 2.2 5B: these weights alone were trained for both.
+                listed[IMAGE_TO_VIDEO] = diffusers.WanImageToVideoPipeline
+            return {task: found for task, found in listed.items() if found is not None}
+    return {}
+
+
+def _mapping(name: str) -> Mapping[str, Any]:
+    # Imported here, for it imports every family.
+    from diffusers.pipelines import auto_pipeline
+
+    mapping: Mapping[str, Any] = getattr(auto_pipeline, f"AUTO_{name}_PIPELINES_MAPPING")
+    return mapping
+
+
+def _parts_for(pipe: Any, pipeline_class: Any) -> dict[str, Any]:
+    """What of `pipe` the class is made of: parts, and entries of the configuration."""
+    takes = inspect.signature(pipeline_class.__init__).parameters
+    have = {**pipe.config, **pipe.components}
+    return {name: value for name, value in have.items() if name in takes}
+
+
+def _has_parts_for(pipe: Any, pipeline_class: Any) -> bool:
+    takes = inspect.signature(pipeline_class.__init__).parameters
+    needed = {
+        name
+        for name, parameter in takes.items()
+        if name != "self" and parameter.default is inspect.Parameter.empty
+    }
+    return needed <= _parts_for(pipe, pipeline_class).keys()
+
+
+def _sibling(pipe: Any, pipeline_class: Any) -> Any:
+    """A pipeline of another class over the same parts.
+
+    Not by `from_pipe`, which casts the shared weights (to float32 unless told, and all to one type
+    if told).
+    """
+    parts = _parts_for(pipe, pipeline_class)
+    if "mask_image" in arguments_of(pipeline_class) and {"unet", "vae"} <= parts.keys():
+        parts["unet"] = _as_four_channels(parts["unet"], parts["vae"])
+    sibling = pipeline_class(**parts)
+    sibling.set_progress_bar_config(disable=True)
+    return sibling
+
+
+def _as_four_channels(unet: Any, vae: Any) -> Any:
+    """The same denoiser, saying that it takes four channels, if it takes those of the autoencoder.
+
+    Inpainting pipelines of U-Nets tell denoisers that see the mask (9 channels) from all others by
+    the number 4, and refuse autoencoders of more channels than that.
+    """
+    if unet.config.in_channels != vae.config.latent_channels:
+        return unet
+    view = copy.copy(unet)
+    view.register_to_config(in_channels=4)
+    return view
+
+
+_TEXTS_KEPT = 256
+
+
+class PipelineCopies:
+    """Makes copies of a loaded pipeline, and the arguments they are called with."""
+
+    def __init__(self, pipe: Any, abilities: Abilities) -> None:
+        """Copy `pipe` and those that other tasks make of its parts."""
+        self._pipe = pipe
+        self._abilities = abilities
+        # Prompts, and negative ones above all, come again.
+        self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
+        self._pipes = task_pipelines(pipe)
+        self._kinds = {task: _settled(each) for task, each in self._pipes.items()}
+
+    def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
+        """Return a copy for one run.
+
+        Raises:
+            GenerationFailed: The model has not the task or the scheduler, or an input is missing.
+        """
+        task = parameters.task
+        if task not in self._pipes:
+            raise GenerationFailed(f"task: {task} is none of {', '.join(self._pipes)}")
+        if task in FROM_IMAGE_TASKS and not inputs.images:
+            raise GenerationFailed(f"image: {task} needs one")
+        if task == INPAINT and inputs.mask is None:
+            raise GenerationFailed(f"mask_image: {task} needs one")
+        pipe = self._copy_with_scheduler(task, parameters.scheduler)
+        pipe.__class__ = self._kinds[task]
+        return pipe
+
+    @property
+    def tasks_for_company(self) -> list[str]:
+        """Tasks whose pipelines may be called for several requests at once."""
+        return [task for task, pipe in self._pipes.items() if takes_company(task, type(pipe))]
+
+    def company(self, seat: Seat) -> Hashable:
+        """Return what it has in common with those it may start with; None where it is alone."""
+        return company_of(seat.parameters, seat.inputs, type(self._pipes[seat.parameters.task]))
+
+    def arguments(self, seats: Sequence[Seat]) -> dict[str, Any]:
+        """Return the arguments of one call for requests of one company."""
+        return company_arguments(seats, type(self._pipes[seats[0].parameters.task]))
+
+    def prompt_warnings(self, parameters: Parameters) -> list[str]:
+        """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""
+        kind = type(self._pipes[parameters.task])
+        warnings = [
+            f"{name}: {kind.__name__} takes none; it was left out"
+            for name in left_out(parameters, kind)
+        ]
+        for name in ("prompt", "negative_prompt"):
+            if name in arguments_of(kind):
+                warnings += self._cut_warnings(name, getattr(parameters, name))
+        return warnings
+
+    def _copy_with_scheduler(self, task: str, name: str | None) -> Any:
+        own, fitting = self._pipe.scheduler, self._abilities.schedulers_for(task)
+        name = name or type(own).__name__
+        if name not in (type(own).__name__, *fitting):
+            raise GenerationFailed(
+                f"scheduler: {name} does not fit {task} of the model; {', '.join(fitting)} do"
+            )
+        scheduler = made_scheduler(own, name)
+        pipe = copy.copy(self._pipes[task])
+        # Not by setattr, which would register the scheduler in the configuration.
+        pipe.__dict__["scheduler"] = scheduler
+        # What it does for one pipeline alone would be done to all that share the parts.
+        pipe.__dict__["maybe_free_model_hooks"] = _nothing
+        return pipe
+
+
+def _settled(pipe: Any) -> Any:
+    """Return the class of `pipe` with the device that it runs on written down.
+
+    Pipelines ask every module of every part for it, several times in a call, and it never changes
+    once they are loaded: milliseconds of each request, all of them under the interpreter's lock.
+    """
+    kind = type(pipe)
+    own = {"_execution_device": pipe._execution_device, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), own)
+
+
+def _nothing() -> None:
+    pass

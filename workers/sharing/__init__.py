@@ -1,0 +1,1 @@
+"""Calls of a denoiser: how they merge, and how those of several requests meet."""

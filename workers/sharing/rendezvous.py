@@ -1,0 +1,301 @@
+"""Where requests meet: calls of one denoiser by several of them become one forward."""
+
+import functools
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from workers.patches import method_signature
+from workers.sharing.call import Bell, Call, Forward, Member
+from workers.sharing.shared_forward import run_group
+from workers.sharing.stats import BatchLesson
+
+
+class CallLine:
+    """Calls in the order of their coming, and whose next call is worth waiting for.
+
+    Attributes:
+        max_wait_s: Longest that the first in line waits for others while the device is free.
+        wait_share: The same, in parts of what its forward takes.
+        free_since: When the device became free, on the clock of `time.monotonic`.
+    """
+
+    def __init__(self) -> None:
+        """Nobody is here."""
+        self.max_wait_s = 0.005
+        self.wait_share = 0.25
+        self.free_since = 0.0
+        self._calls: list[Call] = []
+        self._members: set[Member] = set()
+
+    def __len__(self) -> int:
+        """How many calls wait."""
+        return len(self._calls)
+
+    @property
+    def first(self) -> Call | None:
+        """The call that has waited longest."""
+        return self._calls[0] if self._calls else None
+
+    def join(self, calls: Iterable[Call], member: Member) -> None:
+        """Put the calls of a member at the end; others wait for its next ones if it shares any."""
+        calls = list(calls)
+        member.kind = calls[0].lesson if calls[0].layout is not None else None
+        if member.kind is not None:
+            self._members.add(member)
+        self._calls += calls
+
+    def remove(self, calls: Iterable[Call]) -> bool:
+        """Take calls out of the line; return whether any was in it."""
+        here = [call for call in calls if call in self._calls]
+        for call in here:
+            self._calls.remove(call)
+        return bool(here)
+
+    def forget(self, member: Member) -> None:
+        """Let nobody wait for a member any more."""
+        self._members.discard(member)
+
+    def next_group(self) -> tuple[list[Call], float]:
+        """Return the calls to run next and the seconds to wait before; none where none waits."""
+        head = self.first
+        if head is None:
+            return [], 0.0
+        lesson = head.lesson
+        if head.layout is None or lesson is None:
+            return [head], 0.0
+        group, rows = [head], head.rows
+        alike = [call for call in self._calls if call.lesson is lesson]
+        for call in alike[1:]:
+            if lesson.allows(rows + call.rows):
+                group.append(call)
+                rows += call.rows
+        awaited = sum(member.kind is lesson for member in self._members)
+        here = len({call.member for call in alike})
+        if awaited <= here or not lesson.allows(rows + head.rows):
+            return group, 0.0
+        return group, self._patience_s(head, lesson)
+
+    def _patience_s(self, head: Call, lesson: BatchLesson) -> float:
+        step_s = lesson.step_s(head.rows)
+        limit = self.max_wait_s
+        if step_s is not None:
+            limit = min(limit, self.wait_share * step_s)
+        # From when the device was free: else whoever queued behind a long forward has waited
+        # enough already, and goes alone for ever.
+        since = max(head.arrived, self.free_since)
+        return max(since + limit - time.monotonic(), 0.0)
+
+
+_KINDS_KEPT = 1000
+
+
+class Lessons:
+    """A lesson for each kind; once there are too many, all are learnt anew."""
+
+    def __init__(self) -> None:
+        """Nothing was learnt."""
+        self._lessons: dict[Any, BatchLesson] = {}
+
+    def of(self, call: Call) -> BatchLesson | None:
+        """Return the lesson that a call follows and adds to; None for one that runs alone."""
+        if call.layout is None:
+            return None
+        kind = call.kind
+        lesson = self._lessons.get(kind)
+        if lesson is None:
+            if len(self._lessons) > _KINDS_KEPT:
+                self._lessons.clear()
+            lesson = self._lessons[kind] = BatchLesson()
+        if lesson.pads is False:  # then each length is a kind of its own
+            return self._lessons.setdefault((kind, call.layout.lengths), BatchLesson())
+        return lesson
+
+
+# What the denoisers are set to after a switch that failed; equal to no key.
+_UNKNOWN = object()
+
+
+class Rendezvous:
+    """Stands before the denoisers of one pipeline.
+
+    Attributes:
+        line: The calls that wait, and how long they do.
+        switch: Sets the denoisers to a key; called before forwards of another key than the last,
+            while no other forward runs. What it raises is raised in the calls of that key.
+    """
+
+    def __init__(self, denoisers: Iterable[Any]) -> None:
+        """Replace `forward` of the modules; of a thread that is no member calls pass through."""
+        self.line = CallLine()
+        self.switch: Callable[[Hashable], None] = lambda _: None
+        self._served: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._key: Hashable = None
+        self._busy = False
+        self._holders: deque[Bell] = deque()
+        self._lessons = Lessons()
+        self._local = threading.local()
+        for module in denoisers:
+            module.forward = self._replacement(module)
+
+    @contextmanager
+    def member(
+        self, *, alone: bool = False, key: Hashable = None, outputs: Sequence[int] = (1,)
+    ) -> Iterator[Member]:
+        """Make the calls of this thread those of requests, each with so many outputs.
+
+        See :class:`Member`.
+        """
+        member = Member(self._forget, alone=alone, key=key, outputs=outputs)
+        self._local.member = member
+        try:
+            yield member
+        finally:
+            del self._local.member
+            member.leave()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep forwards out while the denoisers are changed; what they were set to is forgotten."""
+        bell = Bell()
+        with self._lock:
+            waits = self._busy
+            self._busy = True
+            if waits:
+                self._holders.append(bell)
+        if waits:
+            bell.wait()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._key = _UNKNOWN
+                self._pass_on()
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """Number of forwards so far, by the number of requests that shared them."""
+        with self._lock:
+            return {shared: served // shared for shared, served in sorted(self._served.items())}
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for the others or for the device now."""
+        return len(self.line)
+
+    def _forget(self, member: Member) -> None:
+        with self._lock:
+            self.line.forget(member)
+            self._ring_first()
+
+    def _ring_first(self) -> None:
+        """Have the first in line look whether its time has come."""
+        if self.line.first is not None and not self._busy:
+            self.line.first.member.bell.ring()
+
+    def _replacement(self, module: Any) -> Forward:
+        forward: Forward = module.forward
+        # That of the class: what libraries put over it hides the names of the arguments.
+        names = tuple(method_signature(type(module).forward).parameters)
+
+        @functools.wraps(forward)
+        def meet(*args: Any, **kwargs: Any) -> Any:
+            member: Member | None = getattr(self._local, "member", None)
+            if member is None:
+                return forward(*args, **kwargs)
+            call = Call(forward, args, kwargs, member, time.monotonic())
+            if not member.alone:
+                call.describe(names)
+            parts = []
+            with self._lock:
+                call.lesson = self._lessons.of(call)
+            if not member.alone:
+                parts = call.parts()
+            self._wait_for([part for part, _ in parts] or [call], member)
+            if parts:
+                call.gather(parts)
+            return call.result()
+
+        return meet
+
+    def _wait_for(self, calls: list[Call], member: Member) -> None:
+        try:
+            with self._lock:
+                self.line.join(calls, member)
+                patience_s = self._run_what_is_due(calls)
+            while not _done(calls):
+                member.bell.wait(patience_s)
+                # All of a group wake at once: who is done does not queue for the lock again.
+                if not _done(calls):
+                    with self._lock:
+                        patience_s = self._run_what_is_due(calls)
+            for call in calls:
+                member.count(call.shared)
+        finally:
+            if not _done(calls):  # this thread was told to end while it waited
+                with self._lock:
+                    if self.line.remove(calls):
+                        self._ring_first()
+
+    def _run_what_is_due(self, calls: list[Call]) -> float | None:
+        """Run groups that are due until there is none, or until `calls` are done.
+
+        Whoever sees that a group is complete runs it, so that nobody need wake for it. Returns how
+        long the thread of `calls` may then sleep before it looks again; None is until it is woken.
+        """
+        while not _done(calls) and not self._busy:
+            group, patience_s = self.line.next_group()
+            if not group:
+                return None
+            if patience_s > 0:
+                return patience_s if group[0] in calls else None
+            self._run(group)
+        return None
+
+    def _run(self, group: list[Call]) -> None:
+        """Run a group, with the lock open meanwhile."""
+        self.line.remove(group)
+        self._busy = True
+        self._lock.release()
+        try:
+            if self._set_to(group):
+                run_group(group, group[0].lesson or BatchLesson())
+        finally:
+            self._lock.acquire()
+            for call in group:
+                call.done = True
+                self._served[call.shared] += call.requests
+                call.member.bell.ring()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the next use the denoisers: whoever waits to hold them, else the first in line."""
+        self.line.free_since = time.monotonic()
+        if self._holders:
+            self._holders.popleft().ring()
+        else:
+            self._busy = False
+            self._ring_first()
+
+    def _set_to(self, group: list[Call]) -> bool:
+        """Set the denoisers to the key of `group`; where that fails its calls have failed."""
+        key = group[0].member.key
+        if self._key == key:
+            return True
+        try:
+            self._key = _UNKNOWN
+            self.switch(key)
+            self._key = key
+        except BaseException as error:  # noqa: BLE001 - raised in the threads whose calls they are
+            for call in group:
+                call.error = error
+            return False
+        return True
+
+
+def _done(calls: list[Call]) -> bool:
+    return all(call.done for call in calls)

@@ -1,0 +1,189 @@
+"""Runs a group of denoiser calls: as one forward where that is right, else one by one."""
+
+import logging
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from workers.failures import is_out_of_memory, short_cause
+from workers.sharing.call import Call, warn_once
+from workers.sharing.checks import new_differences, worst_excess
+from workers.sharing.merging import Unmergeable, merge, split
+from workers.sharing.stats import BatchLesson
+
+_logger = logging.getLogger(__name__)
+
+
+class ForwardCost:
+    """Measures a forward; use as a context around it, which ends when the device has done it.
+
+    Attributes:
+        seconds: Of the work itself, not of handing it to the device.
+        peak_bytes: Most memory that was taken on top of what was taken before; None on a CPU.
+        free_bytes: Memory that a next forward may take; None on a CPU.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        """Measure what runs on `device`; None measures the seconds alone."""
+        self.seconds = 0.0
+        self.peak_bytes: int | None = None
+        self.free_bytes: int | None = None
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._before = 0
+
+    def __enter__(self) -> Self:
+        if self._device is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before = torch.cuda.memory_allocated(self._device)
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._device is not None and error is None:
+            # So that the time is that of the work, and what goes wrong is raised here.
+            torch.cuda.current_stream(self._device).synchronize()
+        self.seconds = time.perf_counter() - self._started
+        if self._device is not None:
+            # What encoders and autoencoders of other requests take meanwhile is counted too.
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before
+            allocated = torch.cuda.memory_allocated(self._device)
+            cached = torch.cuda.memory_reserved(self._device) - allocated
+            self.free_bytes = torch.cuda.mem_get_info(self._device)[0] + cached
+
+
+def run_group(group: Sequence[Call], lesson: BatchLesson) -> None:
+    """Give each call its output or its error; several calls are of one kind."""
+    failure, scarce = None, False
+    if len(group) > 1 and _proven(group, lesson) is not False:
+        try:
+            if _run_merged(group, lesson):
+                return
+        except BaseException as error:  # noqa: BLE001 - whose it is shows when they run one by one
+            failure = short_cause(error)
+            scarce = is_out_of_memory(error)
+    # Out here, where no traceback holds the memory of the merged forward any more.
+    if failure is not None:
+        _logger.warning("%d calls together failed, each runs alone: %s", len(group), failure)
+        torch.cuda.empty_cache()
+    for call in group:
+        _run_alone(call, lesson)
+    if failure is not None and scarce:
+        lesson.limit([each for call in group for each in call.row_counts])
+    elif failure is not None and all(call.error is None for call in group):
+        _note_proof(group, lesson, right=False)
+
+
+def _proven(group: Sequence[Call], lesson: BatchLesson) -> bool | None:
+    return lesson.pads if _is_padded(group) else lesson.proven
+
+
+def _note_proof(group: Sequence[Call], lesson: BatchLesson, *, right: bool) -> None:
+    if _is_padded(group):
+        lesson.pads = right
+    else:
+        lesson.proven = right
+
+
+def _is_padded(group: Sequence[Call]) -> bool:
+    return len({call.layout.lengths for call in group if call.layout is not None}) > 1
+
+
+def _run_alone(call: Call, lesson: BatchLesson) -> None:
+    call.shared = call.requests
+    try:
+        with ForwardCost(_device(call)) as cost:
+            call.output = call.forward(*call.args, **call.kwargs)
+        if call.layout is not None:
+            lesson.note(call.row_counts, cost.seconds)
+            lesson.note_memory(call.rows, cost.peak_bytes, cost.free_bytes)
+            _weigh([call], call.row_counts, lesson, cost.seconds)
+    except BaseException as error:  # noqa: BLE001 - raised in the thread whose call it is
+        call.error = error
+    if call.requests > 1 and call.error is not None and is_out_of_memory(call.error):
+        lesson.limit(call.row_counts)
+        _run_in_parts(call, lesson)
+
+
+def _run_in_parts(call: Call, lesson: BatchLesson) -> None:
+    """Run a call that was too large for the memory by smaller ones."""
+    parts = call.parts()
+    if not parts:
+        return
+    _logger.warning("%d requests together need too much memory, they run by parts", call.requests)
+    call.error = None
+    torch.cuda.empty_cache()
+    for part, _ in parts:
+        _run_alone(part, lesson)
+    call.gather(parts)
+
+
+def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
+    """Run the group as one forward; False where its calls have to run one by one."""
+    first, rows = group[0], [call.rows for call in group]
+    assert first.layout is not None
+    try:
+        merged = merge([call.arguments for call in group], rows)
+        shown = lesson.shown[_is_padded(group)]
+        differences = new_differences(merged, rows, shown)
+        with ForwardCost(first.layout.device) as cost:
+            output = first.forward(**merged)
+        parts = split(output, rows, first.layout.form)
+    except Unmergeable as error:
+        if error.name == "output":
+            _note_proof(group, lesson, right=False)
+            warn_once(error.name)
+        return False
+    if _proven(group, lesson) is None or differences:
+        _prove(group, parts, lesson)
+        if _proven(group, lesson):
+            shown |= differences
+    else:
+        shared = sum(call.requests for call in group)
+        for call, part in zip(group, parts, strict=True):
+            call.output, call.shared = part, shared
+    counts = [each for call in group for each in call.row_counts]
+    lesson.note(counts, cost.seconds)
+    lesson.note_memory(sum(rows), cost.peak_bytes, cost.free_bytes)
+    _weigh(group, counts, lesson, cost.seconds)
+    return True
+
+
+def _weigh(
+    group: Sequence[Call], counts: Sequence[int], lesson: BatchLesson, together_s: float
+) -> None:
+    """Where requests of so many rows seem slower together, see what they take one by one."""
+    if not lesson.doubts(counts):
+        return
+    alone_s = 0.0
+    for call in group:
+        for part in [part for part, _ in call.parts(size=1)] or [call]:
+            with ForwardCost(_device(part)) as cost:
+                part.forward(**part.arguments)
+            alone_s += cost.seconds
+            lesson.note(part.row_counts, cost.seconds)
+    lesson.weigh(counts, together_s, alone_s)
+
+
+def _prove(group: Sequence[Call], parts: Sequence[Any], lesson: BatchLesson) -> None:
+    for call in group:
+        _run_alone(call, lesson)
+    if any(call.error is not None for call in group):
+        return
+    worst = worst_excess(group, parts, padded=_is_padded(group))
+    _note_proof(group, lesson, right=worst <= 1)
+    if worst > 1:
+        _logger.warning(
+            "denoiser calls of this kind%s are not shared: merged they differ from what each gives"
+            " alone, %.3g times as much as rounding may",
+            " with texts of different lengths" if _is_padded(group) else "",
+            worst,
+        )
+
+
+def _device(call: Call) -> torch.device | None:
+    return None if call.layout is None else call.layout.device
