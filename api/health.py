@@ -1,6 +1,6 @@
 """The calls for whoever supervises the service: is the door up, and can it serve.
 
-Does not start or mend anything.
+Does not start or fix anything.
 """
 
 from __future__ import annotations

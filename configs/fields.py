@@ -32,9 +32,9 @@ class Whole(fields.Integer):
         **options: Any,
     ) -> None:
         """Build the reasons from the bounds (both allowed) and the unit."""
-        mend = f"give a whole number from {low} to {high} ({unit})"
-        invalid = f"is not a whole number; {mend}"
-        out_of_range = f"is out of range; {mend}"
+        fix = f"give a whole number from {low} to {high} ({unit})"
+        invalid = f"is not a whole number; {fix}"
+        out_of_range = f"is out of range; {fix}"
         super().__init__(
             strict=strict,
             error_messages={"invalid": invalid, "too_large": out_of_range, "required": missing},
@@ -50,11 +50,11 @@ class Number(fields.Float):
         self, low: float, high: float, unit: str, *, strict: bool = True, **options: Any
     ) -> None:
         """Build the reasons from the bounds (both allowed) and the unit."""
-        mend = f"give a number from {low:.15g} to {high:.15g} ({unit})"
-        invalid = f"is not a number; {mend}"
+        fix = f"give a number from {low:.15g} to {high:.15g} ({unit})"
+        invalid = f"is not a number; {fix}"
         super().__init__(
             error_messages={"invalid": invalid, "special": invalid, "too_large": invalid},
-            validate=validate.Range(low, high, error=f"is out of range; {mend}"),
+            validate=validate.Range(low, high, error=f"is out of range; {fix}"),
             **options,
         )
         self._strict = strict
@@ -196,9 +196,9 @@ class SectionSchema(Schema):
 
     def _unknown(self, key: str) -> str:
         known = ", ".join(sorted(self.fields))
-        return f"{UNKNOWN_KEY}; {self._mend(key)} (known here: {known})"
+        return f"{UNKNOWN_KEY}; {self._fix(key)} (known here: {known})"
 
-    def _mend(self, key: str) -> str:
+    def _fix(self, key: str) -> str:
         """What was probably meant: the key of another section, or one spelt nearly so."""
         others = [other for other in self._sections if not isinstance(self, other)]
         home = next((other.section for other in others if key in other._declared_fields), None)

@@ -21,7 +21,7 @@ from configs.stage_config import (
 _SHAPE: Final = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})(?:x([1-9][0-9]{0,4}))?\Z")
 
 
-_SHAPE_MEND: Final = 'write sizes such as ["512x512", "1024x1024"], with frames "832x480x81"'
+_SHAPE_FIX: Final = 'write sizes such as ["512x512", "1024x1024"], with frames "832x480x81"'
 
 
 # What a request may call an adapter: it stands in URLs, logs and file names of no one.
@@ -35,7 +35,7 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z", re.ASCII)
 _LORA_ENDING: Final = ".safetensors"
 
 
-_LORA_MEND: Final = "give a .safetensors file, a folder that holds one, or a hub id org/name"
+_LORA_FIX: Final = "give a .safetensors file, a folder that holds one, or a hub id org/name"
 
 
 class Flag(fields.Boolean):
@@ -54,13 +54,13 @@ class WarmupShapes(fields.Field[tuple[WarmupShape, ...]]):
         self, value: Any, attr: str | None, data: Any, **_: Any
     ) -> tuple[WarmupShape, ...]:
         if not isinstance(value, list):
-            raise ValidationError(f"is not a list; {_SHAPE_MEND}")
+            raise ValidationError(f"is not a list; {_SHAPE_FIX}")
         return tuple(self._shape(entry) for entry in value)
 
     def _shape(self, entry: Any) -> WarmupShape:
         match = _SHAPE.match(entry) if isinstance(entry, str) else None
         if match is None:
-            raise ValidationError(f"holds {entry!r}, which is no size; {_SHAPE_MEND}")
+            raise ValidationError(f"holds {entry!r}, which is no size; {_SHAPE_FIX}")
         width, height, frames = match.groups()
         return WarmupShape(int(width), int(height), int(frames) if frames else None)
 
@@ -143,24 +143,22 @@ def _lora_source(entry: Any) -> LoraSource:
         entry = {"path": entry}
     known = {"path", "weight_name", "revision"}
     if not isinstance(entry, Mapping) or not entry.keys() <= known or "path" not in entry:
-        raise ValidationError(f"is neither text nor a mapping with path; {_LORA_MEND}")
+        raise ValidationError(f"is neither text nor a mapping with path; {_LORA_FIX}")
     for name, text in entry.items():
         if not isinstance(text, str) or not text.strip():
-            raise ValidationError(f"has {name} {text!r}, which is not text; {_LORA_MEND}")
+            raise ValidationError(f"has {name} {text!r}, which is not text; {_LORA_FIX}")
     weight = entry.get("weight_name", _LORA_ENDING)
     if os.path.isabs(weight) or ".." in weight.split("/") or not weight.endswith(_LORA_ENDING):
         raise ValidationError(
             f"has weight_name {weight!r}, which is no {_LORA_ENDING} file in the folder; "
-            f"{_LORA_MEND}"
+            f"{_LORA_FIX}"
         )
     path = entry["path"].strip()
     if os.path.exists(os.path.expanduser(path)) or not _HUB_ID.match(path):
         path = _existing(path, "file or folder")
         if os.path.isfile(path):
             if not path.endswith(_LORA_ENDING):
-                raise ValidationError(
-                    f"names {path}, which is no {_LORA_ENDING} file; {_LORA_MEND}"
-                )
+                raise ValidationError(f"names {path}, which is no {_LORA_ENDING} file; {_LORA_FIX}")
             path, weight = os.path.split(path)
             return LoraSource(path, weight, entry.get("revision"))
     return LoraSource(path, entry.get("weight_name"), entry.get("revision"))
@@ -182,7 +180,7 @@ _MOST_BYTES: Final = 2**40
 
 
 _KEEPS_STATE: Final = (
-    "keeps state from step to step of one request, so that requests can not share steps; "
+    "keeps state from step to step of one request, so that requests cannot share steps; "
     "set max_num_seqs to 1"
 )
 

@@ -12,7 +12,7 @@ from configs.fields import Text
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z", re.ASCII)
 
 
-_MEND: Final = (
+_FIX: Final = (
     "give a diffusers folder (one with model_index.json) or a hub id such as Qwen/Qwen-Image"
 )
 
@@ -29,15 +29,15 @@ def locate_model(value: str) -> str:
     if not _is_path(value):
         if _HUB_ID.match(value):
             return value
-        raise ValueError(f"is neither a folder here nor a hub id; {_MEND}")
+        raise ValueError(f"is neither a folder here nor a hub id; {_FIX}")
     # Not resolved: behind a link, the name as written is the model's name to clients.
     folder = os.path.abspath(os.path.expanduser(value))
     if not os.path.exists(folder):
-        raise ValueError(f"is not there: {folder} does not exist; {_MEND}")
+        raise ValueError(f"is not there: {folder} does not exist; {_FIX}")
     if not os.path.isdir(folder):
-        raise ValueError(f"is not a folder: {folder} is a file; {_MEND}")
+        raise ValueError(f"is not a folder: {folder} is a file; {_FIX}")
     if not os.path.isfile(os.path.join(folder, "model_index.json")):
-        raise ValueError(f"holds no pipeline: {folder} has no model_index.json; {_MEND}")
+        raise ValueError(f"holds no pipeline: {folder} has no model_index.json; {_FIX}")
     return folder
 
 
@@ -48,7 +48,7 @@ def _is_path(value: str) -> bool:
     )
 
 
-_DEVICES_MEND: Final = 'write whole numbers from 0 up with commas between, such as "0,1"'
+_DEVICES_FIX: Final = 'write whole numbers from 0 up with commas between, such as "0,1"'
 
 
 _MAX_DIGITS: Final = 9
@@ -69,7 +69,7 @@ class Devices(fields.Field[tuple[int, ...]]):
         for entry in self._entries(value):
             reason = _device_fault(entry)
             if reason:
-                reasons.append(f"{reason}; {_DEVICES_MEND}")
+                reasons.append(f"{reason}; {_DEVICES_FIX}")
             elif int(entry) in numbers:
                 reasons.append(f"names device {int(entry)} twice; name each device once")
             else:
@@ -82,11 +82,11 @@ class Devices(fields.Field[tuple[int, ...]]):
         if isinstance(value, str):
             entries: list[Any] = [entry.strip() for entry in value.split(",")]
             if entries == [""]:
-                raise ValidationError(f"names no device; {_DEVICES_MEND}, or leave the key out")
+                raise ValidationError(f"names no device; {_DEVICES_FIX}, or leave the key out")
             return entries
         if isinstance(value, list):
             if not value:
-                raise ValidationError(f"names no device; {_DEVICES_MEND}, or leave the key out")
+                raise ValidationError(f"names no device; {_DEVICES_FIX}, or leave the key out")
             return value
         return [value]
 

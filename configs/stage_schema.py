@@ -41,13 +41,13 @@ def kind_fault(stage: Mapping[Any, Any]) -> str | None:
         return "is missing; write stage_type: diffusion, the only kind served here"
     runtime = stage.get("runtime")
     replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
-    mend = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
+    fix = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
     if replicas is not None and replicas != 1:  # it may be anything, a list too
         return (
             f"is not a diffusion stage and has runtime.num_replicas {replicas!r}: only diffusion "
-            f"stages can have replicas, and no other kind is served here; {mend}"
+            f"stages can have replicas, and no other kind is served here; {fix}"
         )
-    return f"is not a diffusion stage, the only kind served here; {mend}"
+    return f"is not a diffusion stage, the only kind served here; {fix}"
 
 
 def count_fault(devices: tuple[int, ...], replicas: int, each: int) -> str:

@@ -65,7 +65,7 @@ def _or_end(handler: Callable[..., None]) -> Callable[..., None]:
         try:
             handler(**arguments)
         except Exception as error:
-            _logger.exception("the replica can not go on")
+            _logger.exception("the replica cannot go on")
             _give_up(f"{handler.__name__}: {type(error).__name__}: {error}", _EXIT_FAULT)
 
     return checked

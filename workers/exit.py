@@ -1,4 +1,4 @@
-"""The demise of a replica: how a process that can not go on says so, and ends itself.
+"""The demise of a replica: how a process that cannot go on says so, and ends itself.
 
 Where no step moves, where its device is lost, and where another process has taken its name. Does
 not know how it is started again.

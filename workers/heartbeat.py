@@ -50,7 +50,7 @@ class ReplicaMark:
         self.stopping, self.state = True, ReplicaState.DRAINING
 
     def fail(self, error: str) -> None:
-        """Say that it can not go on, and why."""
+        """Say that it cannot go on, and why."""
         self.state, self.error = ReplicaState.FAILED, error
 
     def taken(self, step_s: float | None, device_memory_bytes: int | None) -> Heartbeat:
@@ -147,7 +147,7 @@ class HeartbeatThread:
                 stuck = self._replica.stuck()
                 self._beat()
                 if stuck:
-                    # A thread that hangs in a kernel can not be ended in any gentler way.
+                    # A thread that hangs in a kernel cannot be ended in any gentler way.
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def _beat(self) -> None:

@@ -112,7 +112,7 @@ def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:
     """Return the body of the call at hand, with what stood in `extra_body` beside the rest.
 
     Raises:
-        MalformedRequest: It can not be read, or a field is given twice.
+        MalformedRequest: It cannot be read, or a field is given twice.
         InvalidRequest: `extra_body` is no object.
     """
     body = joined(read_body(schema))

@@ -113,7 +113,7 @@ def output_response(service: Service, request: Request, index: int) -> Response:
     age = int(service.settings.retention_s)
     response.headers["Cache-Control"] = f"private, max-age={age}, immutable"
     if data:
-        # Players ask for parts of a video; some play none that can not be had in parts.
+        # Players ask for parts of a video; some play none that cannot be had in parts.
         response.make_conditional(call, accept_ranges=True, complete_length=len(data))
     return response
 

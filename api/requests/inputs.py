@@ -29,7 +29,7 @@ _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 _DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*;base64,", re.IGNORECASE)
 
 
-_MEND: Final = "send a PNG, JPEG or WebP"
+_FIX: Final = "send a PNG, JPEG or WebP"
 
 
 # Whatever a reader of picture files may raise about bytes that are none.
@@ -80,7 +80,7 @@ class InputImage:
             WrongPicture: It is none, is broken, moves, or has more than `max_pixels` pixels.
         """
         if not data:
-            raise WrongPicture(f"is empty; {_MEND}")
+            raise WrongPicture(f"is empty; {_FIX}")
         try:
             with Image.open(io.BytesIO(data), formats=tuple(_FORMATS)) as picture:
                 # The header says how large it is: nothing is unpacked before that is known.
@@ -97,10 +97,10 @@ class InputImage:
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise WrongPicture(f"has more than the {max_pixels} pixels it may have") from None
         except UnidentifiedImageError:
-            raise WrongPicture(f"is no picture that is known here; {_MEND}") from None
+            raise WrongPicture(f"is no picture that is known here; {_FIX}") from None
         except _UNREADABLE as error:
             reason = f"{type(error).__name__}: {error}"[:120]
-            raise WrongPicture(f"can not be decoded ({reason}); {_MEND}") from None
+            raise WrongPicture(f"cannot be decoded ({reason}); {_FIX}") from None
 
 
 def decode_data_url(text: str) -> bytes:
@@ -118,7 +118,7 @@ def decode_data_url(text: str) -> bytes:
     try:
         return base64.b64decode(text[match.end() :], validate=True)
     except (binascii.Error, ValueError):
-        raise WrongPicture("is a data URL whose base64 can not be decoded") from None
+        raise WrongPicture("is a data URL whose base64 cannot be decoded") from None
 
 
 def _too_many(width: int, height: int, most: int) -> str:

@@ -132,12 +132,12 @@ class BodyReader:
         Raises:
             InvalidRequest: One or more fields are wrong; all are named.
             NotEditable: The request has ended, or a field never changes.
-            NotEditableWhileRunning: The engine can not change a field between two steps.
+            NotEditableWhileRunning: The engine cannot change a field between two steps.
         """
         given, details = _shaped(body, RequestEditSchema())
         details += seconds_faults(given)
         if "expires_in" in body and body["expires_in"] is None:
-            details.append(FieldError("expires_in", "can not be taken back; give a longer time"))
+            details.append(FieldError("expires_in", "cannot be taken back; give a longer time"))
         inputs, wrong = Inputs.read(given, request.id, self.settings.max_input_pixels)
         details += wrong
         if details:
@@ -170,7 +170,7 @@ class BodyReader:
     ) -> None:
         skip = frozenset(detail.param.partition("[")[0] for detail in details)
         if not skip.isdisjoint(_INPUTS):
-            # What the others mean can not be told without the one that is wrong.
+            # What the others mean cannot be told without the one that is wrong.
             skip |= _INPUTS
         details = [*details, *ParameterChecks(values, model, self.settings, skip).errors()]
         if details:

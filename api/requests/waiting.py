@@ -76,7 +76,7 @@ class ClientWatch:
     def watching(
         self, connection: socket.socket | None, wake: Callable[[], None]
     ) -> Iterator[Client]:
-        """Watch one connection as long as the context lasts; None is one that can not be watched.
+        """Watch one connection as long as the context lasts; None is one that cannot be watched.
 
         Nobody else may read from it meanwhile.
         """

@@ -138,7 +138,7 @@ def check_redis(url: str) -> None:
         client.close()
     except (RedisError, OSError) as error:
         raise StartRefused(
-            f"Redis at {where} does not answer: {str(error).rstrip('.')}; start it, mend "
+            f"Redis at {where} does not answer: {str(error).rstrip('.')}; start it, fix "
             "REDIS_URL, or unset REDIS_URL to have one started here"
         ) from None
 

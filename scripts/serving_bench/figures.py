@@ -149,7 +149,7 @@ def _replicas(measured: Measurement) -> list[dict[str, Any]]:
 
 
 def _first_errors(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """For each code the first message, since a count alone mends nothing."""
+    """For each code the first message, since a count alone fixes nothing."""
     found: dict[str, str] = {}
     for one in outcomes:
         if one.error_code is not None:

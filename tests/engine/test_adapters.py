@@ -209,7 +209,7 @@ def test_weights_come_in_the_type_of_the_part(folder: Path, parameters: MakePara
 
 
 def test_layers_are_not_made_in_inference_mode(folder: Path, parameters: MakeParameters):
-    """Weights that torchao quantized can not be in such layers."""
+    """Weights that torchao quantized cannot be in such layers."""
     engine = Engine.load(plan(pipeline=PipelineSettings(lora_dir=str(folder))))
     engine.generate(parameters(lora=(BOTH,), num_inference_steps=2), Recorder())
     for part in (engine._pipe.unet, engine._pipe.text_encoder):

@@ -128,7 +128,7 @@ def test_a_rank_that_ends_while_they_meet_ends_the_start(
         ({"args": {"ulysses_degree": 4}}, "RuntimeError: Mesh should not be bigger"),
     ],
 )
-def test_a_rank_that_can_not_start_or_meet_the_others_is_told_with_the_cause(
+def test_a_rank_that_cannot_start_or_meet_the_others_is_told_with_the_cause(
     folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], cause: str
 ):
     plan = plan_of_two(folder, ulysses_degree=2)

@@ -126,7 +126,7 @@ def test_an_error_in_all_ranks_is_that_of_the_call_and_the_next_call_is_right(sh
     assert same(latents(pipe), alone)
 
 
-def test_what_can_not_be_sent_fails_here_and_the_next_call_is_right(shared: Any):
+def test_what_cannot_be_sent_fails_here_and_the_next_call_is_right(shared: Any):
     pipe, (alone, _, _), _ = shared
     with pytest.raises((TypeError, AttributeError, PicklingError)):
         pipe.transformer(hidden_states=threading.Lock())
@@ -155,7 +155,7 @@ def test_the_end_of_a_rank_is_told_and_no_call_succeeds_any_more(shared: Any):
     chunk.close()
 
 
-def test_a_rank_that_can_not_load_its_part_is_told_with_the_cause(flux_folder: Path):
+def test_a_rank_that_cannot_load_its_part_is_told_with_the_cause(flux_folder: Path):
     plan = plan_of_two(flux_folder, ulysses_degree=2)
     pipe = load_pipeline(plan)
     weights = flux_folder / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -182,7 +182,7 @@ def test_a_rank_that_can_not_load_its_part_is_told_with_the_cause(flux_folder: P
         ("flux", {"ulysses_degree": 4}, "ulysses_degree 4 is more than the 2 heads"),
     ],
 )
-def test_what_a_model_can_not_do_is_refused_with_a_mend(
+def test_what_a_model_cannot_do_is_refused_with_a_fix(
     name: str, parallel: dict[str, Any], expected: str
 ):
     found = denoisers(FAMILIES[name]())

@@ -1,4 +1,4 @@
-"""A door over real Redis for the API tests: clients, and replicas played by the true protocol.
+"""An API over real Redis for the API tests: clients, and replicas played by the true protocol.
 
 A played replica says what a real one says (heartbeats, abilities, claims, progress, outcomes); only
 the pipeline is left out.
@@ -97,7 +97,7 @@ class PlayedReplica:
         self.service.router.claims.finish(request, outcome)
 
 
-class Door:
+class Api:
     """One API process: an application and clients of it.
 
     Its threads run from `start` on; only calls that wait need them.
@@ -107,7 +107,7 @@ class Door:
         self.app: Flask = create_app(settings)
         self.service = service_of(self.app)
 
-    def start(self) -> Door:
+    def start(self) -> Api:
         self.service.start()
         return self
 

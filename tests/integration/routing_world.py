@@ -38,7 +38,7 @@ class Clock:
 
 @dataclass
 class World:
-    """One service without processes: everything that a door or a replica would call."""
+    """One service without processes: everything that an API or a replica would call."""
 
     settings: Settings
     redis: Redis

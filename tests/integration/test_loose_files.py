@@ -16,8 +16,8 @@ from redis import Redis
 from configs.settings import REPOSITORY, Settings
 from routing.outputs import LOOSE_AFTER_S
 from routing.request import Status
-from tests.integration.api_world import ABILITIES, Door, PlayedReplica
-from tests.integration.conftest import OpenDoor
+from tests.integration.api_world import ABILITIES, Api, PlayedReplica
+from tests.integration.conftest import ApiOpener
 from tests.integration.routing_world import SUCCESS, Clock, World
 from tests.pictures import data_url, picture
 
@@ -126,25 +126,25 @@ def test_a_store_that_is_away_keeps_no_request_from_the_living(
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_submit_leaves_no_note_whether_accepted_or_refused(
-    api_settings: Settings, open_door: OpenDoor, full: bool
+    api_settings: Settings, open_api: ApiOpener, full: bool
 ) -> None:
-    door = open_door(replace(api_settings, max_waiting_per_replica=1))
-    editing(door)
+    api = open_api(replace(api_settings, max_waiting_per_replica=1))
+    editing(api)
     if full:
-        door.submitted()
-    answer = door.submit({"Idempotency-Key": "one"}, image=RED)
+        api.submitted()
+    answer = api.submit({"Idempotency-Key": "one"}, image=RED)
     assert answer.status_code == (429 if full else 202)
     if not full:
-        assert door.submit({"Idempotency-Key": "one"}, image=RED).status_code == 200
-    assert loose(door) == []
+        assert api.submit({"Idempotency-Key": "one"}, image=RED).status_code == 200
+    assert loose(api) == []
 
 
-def test_the_files_of_an_edited_request_stay(door: Door) -> None:
-    editing(door)
-    request_id = door.submitted()["id"]
-    assert door.patch(request_id, image=RED).status_code == 200
-    router = door.service.router
-    later = World(door.service.settings, door.service.redis, Clock(time.time()))
+def test_the_files_of_an_edited_request_stay(api: Api) -> None:
+    editing(api)
+    request_id = api.submitted()["id"]
+    assert api.patch(request_id, image=RED).status_code == 200
+    router = api.service.router
+    later = World(api.service.settings, api.service.redis, Clock(time.time()))
     later.clock.forward(LOOSE_AFTER_S + 1)
     assert later.router.loose.old() == [request_id]
     later.sweep.run()
@@ -152,12 +152,12 @@ def test_the_files_of_an_edited_request_stay(door: Door) -> None:
     assert len(router.outputs.names(request_id)) == 1
 
 
-def editing(door: Door) -> PlayedReplica:
-    return door.replica().load(
+def editing(api: Api) -> PlayedReplica:
+    return api.replica().load(
         replace(ABILITIES, tasks=("text-to-image", "image-to-image"), max_images=1)
     )
 
 
-def loose(door: Door) -> list[str]:
-    service = door.service
+def loose(api: Api) -> list[str]:
+    service = api.service
     return service.redis.zrange(f"{service.settings.redis_prefix}loose", 0, -1)  # type: ignore[return-value]

@@ -17,8 +17,8 @@ from configs.settings import Settings
 from routing.broker import Broker
 from routing.connection import DOOR_ANSWER_S, DOOR_CONNECT_S, connect
 from routing.request import Status
-from tests.integration.api_world import Door, body_of, error_of
-from tests.integration.conftest import OpenDoor
+from tests.integration.api_world import Api, body_of, error_of
+from tests.integration.conftest import ApiOpener
 from tests.integration.routing_world import World
 from tests.network import mute_port, swallowing_port
 from tests.redis_server import RedisServer, free_port
@@ -35,10 +35,10 @@ def _refusing_port() -> Iterator[int]:
     yield free_port()
 
 
-def _refused(door: Door) -> float:
+def _refused(api: Api) -> float:
     """Submit in vain; return the seconds that took."""
     started = time.monotonic()
-    answer = door.submit()
+    answer = api.submit()
     took = time.monotonic() - started
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "store_unavailable"
@@ -53,44 +53,44 @@ def own_settings(own_redis: RedisServer, api_settings: Settings) -> Settings:
 
 @pytest.mark.parametrize("away", [_refusing_port, mute_port, swallowing_port])
 def test_a_submit_is_answered_in_time_where_redis_never_was(
-    api_settings: Settings, open_door: OpenDoor, away: Away
+    api_settings: Settings, open_api: ApiOpener, away: Away
 ) -> None:
     with away() as port:
-        door = open_door(replace(api_settings, redis_url=f"redis://127.0.0.1:{port}/0"))
-        assert any(_refused(door) < PROMISED_S for _ in range(TRIES))
+        api = open_api(replace(api_settings, redis_url=f"redis://127.0.0.1:{port}/0"))
+        assert any(_refused(api) < PROMISED_S for _ in range(TRIES))
 
 
 def test_a_submit_is_answered_in_time_while_redis_hangs_and_all_is_well_after(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
-    door = open_door(own_settings).start()
-    replica = door.replica().load()
-    before = door.submitted()["id"]
+    api = open_api(own_settings).start()
+    replica = api.replica().load()
+    before = api.submitted()["id"]
 
     def in_time() -> bool:
         """By a connection that stood before, and by new ones."""
         own_redis.freeze()
-        seconds = [_refused(door), _refused(door)]
+        seconds = [_refused(api), _refused(api)]
         own_redis.thaw()
-        wait_until(lambda: door.submit().status_code == 202, BACK_S, "a submit after the thaw")
+        wait_until(lambda: api.submit().status_code == 202, BACK_S, "a submit after the thaw")
         return max(seconds) < PROMISED_S
 
     assert any(in_time() for _ in range(TRIES))
-    held = door.get(f"/v1/requests/{before}")
+    held = api.get(f"/v1/requests/{before}")
     assert body_of(held)["status"] == "queued"
     replica.succeed(replica.claim())
-    assert body_of(door.get(f"/v1/requests/{before}", Prefer="wait=20"))["status"] == "succeeded"
+    assert body_of(api.get(f"/v1/requests/{before}", Prefer="wait=20"))["status"] == "succeeded"
 
 
 def test_a_held_call_outlives_redis_hanging(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
-    door = open_door(own_settings).start()
-    replica = door.replica().load()
-    request_id = door.submitted()["id"]
+    api = open_api(own_settings).start()
+    replica = api.replica().load()
+    request_id = api.submitted()["id"]
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(door.get, f"/v1/requests/{request_id}", Prefer="wait=50")
-        wait_until(lambda: door.service.held_calls.count == 1, BACK_S, "the call to be held")
+        held = pool.submit(api.get, f"/v1/requests/{request_id}", Prefer="wait=50")
+        wait_until(lambda: api.service.held_calls.count == 1, BACK_S, "the call to be held")
         own_redis.freeze()
         # The reader of changes gives its connection up meanwhile, and finds a new one.
         until = time.monotonic() + 3
@@ -101,30 +101,30 @@ def test_a_held_call_outlives_redis_hanging(
 
 
 def test_a_submit_that_waits_is_answered_though_redis_went_away(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
     """It was accepted, and nothing may take that back."""
-    door = open_door(own_settings).start()
-    door.replica().load()
+    api = open_api(own_settings).start()
+    api.replica().load()
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(door.submit, {"Prefer": "wait=3"})
-        wait_until(lambda: door.service.held_calls.count == 1, BACK_S, "the call to be held")
+        held = pool.submit(api.submit, {"Prefer": "wait=3"})
+        wait_until(lambda: api.service.held_calls.count == 1, BACK_S, "the call to be held")
         own_redis.stop()
         answer = held.result(BACK_S)
     assert (answer.status_code, body_of(answer)["status"]) == (202, "queued")
 
 
 def test_redis_that_went_and_came_back_serves_again(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
-    door = open_door(own_settings)
-    door.replica().load()
-    door.submitted()
+    api = open_api(own_settings)
+    api.replica().load()
+    api.submitted()
     own_redis.stop()
-    _refused(door)
+    _refused(api)
     own_redis.start()
-    door.replica().load()
-    assert door.submit().status_code == 202
+    api.replica().load()
+    assert api.submit().status_code == 202
 
 
 def test_what_was_recorded_though_its_answer_got_lost_is_withdrawn(
@@ -138,9 +138,9 @@ def test_what_was_recorded_though_its_answer_got_lost_is_withdrawn(
     other = World(own_settings, connect(own_redis.url, DOOR_CONNECT_S, DOOR_ANSWER_S))
     other.redis.ping()  # each has a connection that stands
     own_redis.freeze()
-    for door, new in ((world, lost), (other, named)):
+    for api, new in ((world, lost), (other, named)):
         with pytest.raises(RedisTimeout):
-            door.router.submit(new)
+            api.router.submit(new)
     own_redis.thaw()
     wait_until(lambda: _is_recorded(world, lost.id), BACK_S, "the lost submit to be recorded")
     wait_until(lambda: _is_recorded(world, named.id), BACK_S, "the named one too")

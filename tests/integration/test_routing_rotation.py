@@ -24,18 +24,18 @@ def test_requests_go_round_the_ready_replicas_in_turn(world: World) -> None:
 
 
 def test_the_turn_is_one_for_all_api_processes(world: World, settings: Settings) -> None:
-    """Forty submits from eight doors at once land evenly, none lost, none double."""
+    """Forty submits from eight API processes at once land evenly, none lost, none double."""
     world.start("replica0")
     world.start("replica1")
     landed: list[Request] = []
 
-    def door() -> None:
+    def api() -> None:
         other = World(
             settings, Redis.from_url(settings.redis_url, decode_responses=True), world.clock
         )
         landed.extend(other.router.store.submit(other.submission())[0] for _ in range(5))
 
-    threads = [threading.Thread(target=door) for _ in range(8)]
+    threads = [threading.Thread(target=api) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

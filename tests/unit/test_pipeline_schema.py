@@ -162,7 +162,7 @@ def test_a_wrong_part_of_a_mapping_is_refused_by_its_path(
         (
             {"cache_backend": "mag_cache", "max_num_seqs": 2},
             "cache_backend",
-            "requests can not share steps; set max_num_seqs to 1",
+            "requests cannot share steps; set max_num_seqs to 1",
         ),
         (
             {"enable_cpu_offload": True, "max_num_seqs": 2},

@@ -104,7 +104,7 @@ def test_a_variable_set_to_nothing_counts_as_not_set(name: str) -> None:
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("text", ["many", "-1", "nan", "inf", "1e400", "0x10", "9" * 5000])
-def test_a_wrong_number_is_refused_by_name_value_and_mend(name: str, text: str) -> None:
+def test_a_wrong_number_is_refused_by_name_value_and_fix(name: str, text: str) -> None:
     error = refused(**{name: text})
     assert error.param == name
     assert f"{name}: '{text[:20]}" in error.message
@@ -162,7 +162,7 @@ def test_all_wrong_variables_are_refused_at_once() -> None:
     error = refused(API_PORT="x", LOG_LEVEL="loud", MAX_STEPS="0")
     assert error.param is None
     assert {detail.param for detail in error.details} == {"API_PORT", "LOG_LEVEL", "MAX_STEPS"}
-    assert "(3 things to mend)" in error.message
+    assert "(3 errors)" in error.message
 
 
 def test_an_expiry_below_two_heartbeats_is_refused() -> None:

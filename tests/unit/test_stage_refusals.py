@@ -1,4 +1,4 @@
-"""Stage files that are refused: where the fault stands, what was found, and how to mend it."""
+"""Stage files that are refused: where the fault stands, what was found, and how to fix it."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "stages[2].runtime.devices",
         "stages[3]",
     }
-    assert "is refused (7 things to mend)\n  - stages[0]." in error.message
+    assert "is refused (7 errors)\n  - stages[0]." in error.message
     assert error.param is None
 
 

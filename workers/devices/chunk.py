@@ -56,7 +56,7 @@ class DeviceChunk:
         """Have all devices of `plan` work for the denoisers of `pipe`, which is on the first.
 
         Raises:
-            ModelLoadFailed: The model can not use them in the way that the stage asks for.
+            ModelLoadFailed: The model cannot use them in the way that the stage asks for.
         """
         args, count = plan.stage.engine_args, len(plan.devices)
         found = denoisers(pipe)
@@ -111,7 +111,7 @@ def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig
     """Return the way that the stage asks for, or the one that suits the denoisers.
 
     Raises:
-        ModelLoadFailed: They can not work in the way that the stage asks for.
+        ModelLoadFailed: They cannot work in the way that the stage asks for.
     """
     refusals = [refusal(module, parallel) for module in found.values()]
     if parallel.way == "context" and any(refusals):

@@ -132,7 +132,7 @@ class _DealtForward:
             try:
                 output = self._dealt(arguments, described.rows)
             except Unmergeable as error:
-                self._note(kind, right=False, reason=f"{error.name} can not be cut")
+                self._note(kind, right=False, reason=f"{error.name} cannot be cut")
                 return self._whole(*args, **kwargs)
             if kind in self._right:
                 return output

@@ -55,8 +55,8 @@ def load_denoisers(
     `described` has the class of diffusers of each and its dtype; `device` is `cpu` or `cuda`.
 
     Raises:
-        ModelLoadFailed: They can not be quantized as the stage asks for; so do the errors of
-            diffusers for weights that can not be read.
+        ModelLoadFailed: They cannot be quantized as the stage asks for; so do the errors of
+            diffusers for weights that cannot be read.
     """
     untyped: Any = diffusers
     given = quantized_arguments(args, weight_dtype(args, device), device)

@@ -260,7 +260,7 @@ class Ranks:
         self._expect_all(Change(name, method, packed), method)
 
     def _expect_all(self, message: Any, what: str) -> None:
-        """Have all ranks do what rank 0 did; one that can not is the end of all."""
+        """Have all ranks do what rank 0 did; one that cannot is the end of all."""
         for rank, failed in self._ask(message).items():
             self._processes.fail(
                 f"rank {rank} could not do {what}, which rank 0 did: {failed.cause}"

@@ -72,7 +72,7 @@ class Engine:
         """Load the model of `plan` onto its devices; takes seconds to minutes.
 
         Raises:
-            ModelLoadFailed: With the model, the cause and a mend.
+            ModelLoadFailed: With the model, the cause and a fix.
         """
         pipe = load_pipeline(plan)
         settings = plan.stage.engine_args.pipeline
@@ -123,7 +123,7 @@ class Engine:
             ]
 
     def _offer_no_more(self, task: str, failure: GenerationFailed) -> None:
-        """Take away a further task of the parts that the warm-up showed they can not do."""
+        """Take away a further task of the parts that the warm-up showed they cannot do."""
         logger.warning("%s is not offered: %s", task, failure)
         tasks = tuple(each for each in self.abilities.tasks if each != task)
         self.abilities = replace(self.abilities, tasks=tasks)
@@ -175,7 +175,7 @@ class Engine:
             Interrupted: When the observer raised it; the engine is as before the call.
             OutOfMemory: The memory of the run is free again.
             NonFiniteOutput: NaN or infinity came instead of an output, in float32 too.
-            LoraLoadFailed: An adapter can not be read or does not fit; the others are as before.
+            LoraLoadFailed: An adapter cannot be read or does not fit; the others are as before.
             DeviceLost: No run of this process can succeed any more, whoever is to blame.
             GenerationFailed: Anything else the pipeline raised; the log has its traceback.
         """

@@ -124,7 +124,7 @@ class Decoder:
     def prepare(self, rows: OutputRows, kept: Sequence[Seat]) -> None:
         """Have those decoded that are `kept` among the requests of `rows`, which it tells if so.
 
-        They can not be told apart where the autoencoder gets other rows, such as frames; all are
+        They cannot be told apart where the autoencoder gets other rows, such as frames; all are
         decoded then. Large outputs of several requests are decoded one by one: memory as for one
         alone.
         """

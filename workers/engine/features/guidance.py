@@ -225,7 +225,7 @@ class RunningGuidance:
         """See what became of the changes of the last step, and take those for the next.
 
         Of the requests that are `present`. `over` says that there is no next one. Where a request
-        can not change as the others stay, it is sent away to begin anew.
+        cannot change as the others stay, it is sent away to begin anew.
         """
         for (index, name), (before, wanted) in self._unproven.items():
             if present[index] and not self._scales[name].used:
