@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
-from configs.fields import OneOf, SectionSchema, Text, Whole
+from configs.fields import Flag, OneOf, SectionSchema, Text, Whole
 from configs.stage_config import (
     CACHE_BACKENDS,
     QUANTIZATION_METHODS,
@@ -36,15 +36,6 @@ _LORA_ENDING: Final = ".safetensors"
 
 
 _LORA_FIX: Final = "give a .safetensors file, a folder that holds one, or a hub id org/name"
-
-
-class Flag(fields.Boolean):
-    """true or false, and no word or number instead."""
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **_: Any) -> bool:
-        if not isinstance(value, bool):
-            raise ValidationError("is neither true nor false; write one of the two")
-        return value
 
 
 class WarmupShapes(fields.Field[tuple[WarmupShape, ...]]):

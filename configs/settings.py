@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate
 
 from configs.errors import ConfigurationError, FieldError
-from configs.fields import Number, OneOf, Whole, field_errors
+from configs.fields import Flag, Number, OneOf, Whole, field_errors
 from configs.redis_url import RedisUrl
 
 _SHORTEST_SECRET: Final = 24  # bytes; as the Standard Webhooks specification has it
@@ -63,10 +63,7 @@ class SettingsSchema(Schema):
     )
     stage_configs_path = fields.String(data_key="STAGE_CONFIGS_PATH")
     outputs_url = fields.String(data_key="OUTPUTS_URL")
-    output_metadata = fields.Boolean(
-        data_key="OUTPUT_METADATA",
-        error_messages={"invalid": "is neither true nor false; give one of these two words"},
-    )
+    output_metadata = Flag(strict=False, data_key="OUTPUT_METADATA")
     retention_s = Number(1, _YEAR_S, "seconds", strict=False, data_key="RETENTION_S")
     heartbeat_s = Number(0.05, 3600, "seconds", strict=False, data_key="HEARTBEAT_S")
     heartbeat_expiry_s = Number(0.1, 86_400, "seconds", strict=False, data_key="HEARTBEAT_EXPIRY_S")
@@ -103,10 +100,7 @@ class SettingsSchema(Schema):
     max_steps = Whole(1, 1_000_000, "steps", strict=False, data_key="MAX_STEPS")
     max_outputs = Whole(1, 10_000, "outputs", strict=False, data_key="MAX_OUTPUTS")
     webhook_secret = fields.String(data_key="WEBHOOK_SECRET", validate=_check_webhook_secret)
-    webhook_allow_private = fields.Boolean(
-        data_key="WEBHOOK_ALLOW_PRIVATE",
-        error_messages={"invalid": "is neither true nor false; give one of these two words"},
-    )
+    webhook_allow_private = Flag(strict=False, data_key="WEBHOOK_ALLOW_PRIVATE")
     log_level = OneOf(*LOG_LEVELS, data_key="LOG_LEVEL")
     flower_port = Whole(1, 65_535, "TCP port", strict=False, data_key="FLOWER_PORT")
     run_dir = fields.String(data_key="RUN_DIR")
