@@ -35,7 +35,7 @@ from configs.settings import Settings, load_settings
 from configs.stage_config import ReplicaPlan, StageConfig
 from configs.stages import find_replica, load_stages, plan_replicas
 from routing.broker import celery_settings
-from workers.replica import Replica, become, current
+from workers.replica import ReplicaProcess, become, current
 
 _logger = logging.getLogger(__name__)
 _QUEUE = re.compile(r"replica\d+")

@@ -15,7 +15,7 @@ import numpy as np
 
 from scripts.serving_bench.measurement import Measurement
 from scripts.serving_bench.options import Options
-from scripts.serving_bench.requests import RequestResult, Reply
+from scripts.serving_bench.requests import Reply, RequestResult
 
 _DIGITS: Final = 6
 

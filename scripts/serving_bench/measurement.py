@@ -28,9 +28,9 @@ from scripts.serving_bench.http_call import Caller, RequestFailed, open_session
 from scripts.serving_bench.options import Options
 from scripts.serving_bench.requests import (
     BenchRefused,
-    RequestResult,
     PlannedRequest,
     Reply,
+    RequestResult,
     arrival_times,
 )
 from scripts.serving_bench.service_view import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from scripts.launcher.parts import Part
-from scripts.launcher.supervisor import SupervisedPart, Shutdown, Supervisor
+from scripts.launcher.supervisor import Shutdown, SupervisedPart, Supervisor
 from tests.waiting import wait_until
 
 SOON_S = 10.0

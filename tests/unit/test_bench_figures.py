@@ -13,7 +13,7 @@ from scripts.serving_bench.figures import figures, summary
 from scripts.serving_bench.measurement import Measurement
 from scripts.serving_bench.options import read_options
 from scripts.serving_bench.report import table, write_report
-from scripts.serving_bench.requests import MadeOutput, RequestResult, Reply
+from scripts.serving_bench.requests import MadeOutput, Reply, RequestResult
 from scripts.serving_bench.service_view import ReplicaView
 from tests.pictures import size_of
 
