@@ -168,7 +168,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LoadedModel:
     """A model some replica has loaded: its stage and what it can do."""
 
     name: str
@@ -214,17 +214,17 @@ class Registry:
         drain = Drain(told_at, float(seconds), ends == "1") if told_at else None
         return Standing(ReplicaState(state), int(waiting), int(unannounced), drain=drain)
 
-    def publish_model(self, model: Model) -> None:
+    def publish_model(self, model: LoadedModel) -> None:
         """Say what a loaded model can do, for the door's checks."""
         value = {"stage": model.stage, "abilities": model.abilities.to_json()}
         self._redis.hset(self._keys.models, model.name, json.dumps(value))
 
-    def models(self) -> dict[str, Model]:
+    def models(self) -> dict[str, LoadedModel]:
         """Return every model some replica has loaded, by name."""
         raw: Mapping[str, str] = self._redis.hgetall(self._keys.models)  # type: ignore[assignment]
         found = {name: json.loads(value) for name, value in sorted(raw.items())}
         return {
-            name: Model(name, value["stage"], Abilities.from_json(value["abilities"]))
+            name: LoadedModel(name, value["stage"], Abilities.from_json(value["abilities"]))
             for name, value in found.items()
         }
 

@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """One event of a request; its id is empty where a stream is not to be resumed after it."""
 
     name: str
@@ -110,7 +110,7 @@ class ApiClient:
         request: dict[str, Any] = self._call("POST", f"/v1/requests/{request_id}/cancel")
         return request
 
-    def events(self, request_id: str, last: str = "") -> Iterator[Event]:
+    def events(self, request_id: str, last: str = "") -> Iterator[StreamEvent]:
         """Yield the events of a request after the one with the id ``last``.
 
         The stream may end before the request does: ask again from the last event on.
@@ -128,7 +128,7 @@ class ApiClient:
                 elif field == "event":
                     name = value
                 elif field == "data":
-                    yield Event(name, json.loads(value), number)
+                    yield StreamEvent(name, json.loads(value), number)
                     number = ""
 
     def file(self, path: str) -> bytes:
@@ -220,7 +220,7 @@ class FollowedRequest:
                     time.sleep(_PAUSE_S)
         return self._request
 
-    def _take(self, event: Event, bar: Any) -> None:
+    def _take(self, event: StreamEvent, bar: Any) -> None:
         self._last = event.id or self._last
         data = event.data
         match event.name:

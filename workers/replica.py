@@ -16,7 +16,7 @@ from configs.settings import Settings
 from configs.stage_config import ReplicaPlan
 from routing.claims import Claims
 from routing.connection import connect
-from routing.replica import Drain, Heartbeat, Model, ReplicaState
+from routing.replica import Drain, Heartbeat, LoadedModel, ReplicaState
 from routing.router import Router
 from workers.exit import Demise
 from workers.heartbeat import HeartbeatThread, Reactions, ReplicaMark
@@ -83,10 +83,10 @@ if TYPE_CHECKING:
 _WAKES_AT_ONCE = 100  # the heartbeat has other things to do; the next one goes on
 
 
-_current: Replica | None = None
+_current: ReplicaProcess | None = None
 
 
-def current() -> Replica:
+def current() -> ReplicaProcess:
     """Return the replica this process is.
 
     Raises:
@@ -99,14 +99,14 @@ def current() -> Replica:
     return _current
 
 
-def become(replica: Replica) -> Replica:
+def become(replica: ReplicaProcess) -> ReplicaProcess:
     """Make this process a replica, for as long as it lives."""
     global _current  # noqa: PLW0603 - one process is one replica, and Celery's hooks take no argument
     _current = replica
     return replica
 
 
-class Replica:
+class ReplicaProcess:
     """One replica of one stage, in this process.
 
     Attributes:
@@ -165,7 +165,7 @@ class Replica:
             self._heartbeat.stop()
             raise
         self._router.registry.publish_model(
-            Model(self.plan.stage.model_name, self.plan.stage.stage_id, engine.abilities)
+            LoadedModel(self.plan.stage.model_name, self.plan.stage.stage_id, engine.abilities)
         )
         runner = Runner(
             name=self.plan.name,

@@ -198,7 +198,7 @@ def _write(outputs: OutputStore, name: str, data: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class InputFiles:
     """Input images that a body brought.
 
     Attributes:

@@ -19,7 +19,7 @@ from api.requests.checks import (
     webhook_faults,
     webhook_of,
 )
-from api.requests.inputs import Inputs, stored
+from api.requests.inputs import InputFiles, stored
 from api.requests.schema import RequestBodySchema, RequestEditSchema
 from api.service import Service
 from configs.errors import (
@@ -51,7 +51,7 @@ class NewRequest:
     timeout: float | None
     metadata: Mapping[str, str]
     webhook: Webhook | None
-    inputs: Inputs
+    inputs: InputFiles
     affinity_key: str
     given: Mapping[str, Any]
 
@@ -67,7 +67,7 @@ class Edit:
     priority: Priority
     timeout: float | None
     expires_in: float | None
-    inputs: Inputs
+    inputs: InputFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class BodyReader:
             wrong_already = any(detail.param == "model" for detail in details)
             raise _refusal([*details, *(() if wrong_already else unknown.details)]) from None
         details += schema.adapt(given, model)
-        inputs, wrong = Inputs.read(given, request_id, self.settings.max_input_pixels)
+        inputs, wrong = InputFiles.read(given, request_id, self.settings.max_input_pixels)
         details += wrong
         values = complete({**_parameters_of(given), **inputs.names}, model, self.settings)
         self._check(values, model, details)
@@ -138,7 +138,7 @@ class BodyReader:
         details += seconds_faults(given)
         if "expires_in" in body and body["expires_in"] is None:
             details.append(FieldError("expires_in", "cannot be taken back; give a longer time"))
-        inputs, wrong = Inputs.read(given, request.id, self.settings.max_input_pixels)
+        inputs, wrong = InputFiles.read(given, request.id, self.settings.max_input_pixels)
         details += wrong
         if details:
             raise _refusal(details)

@@ -19,7 +19,7 @@ from celery import Celery
 from standardwebhooks import Webhook as Signer
 
 from api.requests.objects import request_object
-from api.webhooks.post import Refused, post
+from api.webhooks.post import DeliveryRefused, post
 from configs.errors import ConfigurationError, NotFound
 from configs.settings import Settings, load_settings
 from routing.broker import DELIVER_TASK, WEBHOOK_QUEUE, celery_settings
@@ -94,7 +94,7 @@ class WebhookSender:
                 self._headers(request, delivery, body),
                 allow_private=self.settings.webhook_allow_private,
             )
-        except Refused as refused:
+        except DeliveryRefused as refused:
             return str(refused), True
         except (OSError, http.client.HTTPException) as error:
             return f"{type(error).__name__}: {error}"[:_LONGEST_FAULT], False

@@ -145,7 +145,7 @@ _NOT_COUNTED = 3  # repetitions of each call before those that are
 
 
 @dataclass(frozen=True)
-class Row:
+class DevicesRow:
     """Milliseconds of a call on one device, and speed-ups over it: median, lowest, highest."""
 
     denoiser: str
@@ -161,7 +161,7 @@ def degrees(way: str, count: int) -> ParallelConfig:
     return ParallelConfig(count, cfg_parallel_size=2, ulysses_degree=count // 2)
 
 
-class Bench:
+class DevicesBench:
     """One denoiser, ready in each way."""
 
     def __init__(
@@ -227,7 +227,7 @@ class Bench:
         ]
 
 
-def measure(bench: Bench, name: str, rows: int, repeats: int) -> Row:
+def measure(bench: DevicesBench, name: str, rows: int, repeats: int) -> DevicesRow:
     """Run all ways `repeats` times, after some times that do not count."""
     bench.prepare(rows)
     times: dict[str, list[float]] = {way: [] for way in bench.ways}
@@ -241,7 +241,7 @@ def measure(bench: Bench, name: str, rows: int, repeats: int) -> Row:
         way: sorted(one / own for one, own in zip(times["one"], times[way], strict=True))
         for way in bench.ways[1:]
     }
-    return Row(
+    return DevicesRow(
         denoiser=name,
         rows=rows,
         one_ms=round(1000 * median(times["one"]), 1),
@@ -252,7 +252,7 @@ def measure(bench: Bench, name: str, rows: int, repeats: int) -> Row:
     )
 
 
-def table(row: Row) -> str:
+def table(row: DevicesRow) -> str:
     """Return a line for the row, as Markdown."""
     cells = [
         "{:.2f} [{:.2f}-{:.2f}]".format(*row.speedup[way]) if way in row.speedup else "none"
@@ -302,7 +302,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in names:
         with ExitStack() as closing:
-            bench = Bench(chosen.size, name, chosen.device, chosen.devices, chosen.ways, closing)
+            bench = DevicesBench(
+                chosen.size, name, chosen.device, chosen.devices, chosen.ways, closing
+            )
             for number in chosen.rows:
                 row = measure(bench, name, number, chosen.repeats)
                 rows.append(asdict(row))

@@ -47,7 +47,7 @@ _LOG_TAIL_BYTES = 8192
 _LOG_LINE_CHARS = 300
 
 
-class Member:
+class SupervisedPart:
     """A part under supervision, and the process that runs it now, if one does.
 
     Attributes:
@@ -94,7 +94,7 @@ class Supervisor:
             clock: Seconds that never go back.
             backoff: Makes the pauses between the starts of one part.
         """
-        self.members: list[Member] = []
+        self.members: list[SupervisedPart] = []
         self._environment = environment
         self._folder = folder
         self._logs = logs
@@ -105,7 +105,7 @@ class Supervisor:
     def start(self, parts: Sequence[Part]) -> None:
         """Start the parts, and look after them from now on."""
         for part in parts:
-            member = Member(part, self._logs / f"{part.name}.log", self._backoff())
+            member = SupervisedPart(part, self._logs / f"{part.name}.log", self._backoff())
             self.members.append(member)
             self._start(member)
 
@@ -120,7 +120,7 @@ class Supervisor:
             elif not member.ready:
                 self._ask(member, member.process.pid)
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: SupervisedPart) -> None:
         part = member.part
         merged = {**self._environment, **part.environment}
         member.ready, member.explained = False, False
@@ -136,7 +136,7 @@ class Supervisor:
         except OSError as error:
             self._start_later(member, f"cannot be started: {error}")
 
-    def _ask(self, member: Member, pid: int) -> None:
+    def _ask(self, member: SupervisedPart, pid: int) -> None:
         name = member.part.name
         if (what := member.part.ready(pid)) is not None:
             member.ready = member.tried = True
@@ -147,7 +147,7 @@ class Supervisor:
             member.explained = member.tried = True
             self._say(f"{name} failed: {reason}")
 
-    def _ended(self, member: Member, status: int) -> None:
+    def _ended(self, member: SupervisedPart, status: int) -> None:
         pid = member.process.pid if member.process else 0
         what = f"ended with {_spelled(status)}"
         if status > 0 and not member.explained:
@@ -159,7 +159,7 @@ class Supervisor:
                 what = f"{what}: {line}"
         self._start_later(member, what)
 
-    def _start_later(self, member: Member, what: str) -> None:
+    def _start_later(self, member: SupervisedPart, what: str) -> None:
         now = self._clock()
         pause_s = member.backoff.pause(now - member.ready_at if member.ready else 0.0)
         member.process, member.ready, member.tried = None, False, True
@@ -215,13 +215,13 @@ class Shutdown:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def stop(self, members: Sequence[Member]) -> None:
+    def stop(self, members: Sequence[SupervisedPart]) -> None:
         """End all parts: in their order, and the ones of one order together.
 
         A part that lingers goes on while the next ones end: the API still answers the clients that
         wait for what the replicas finish. What is idle ends at once, so that the graces are rare.
         """
-        lingering: list[Member] = []
+        lingering: list[SupervisedPart] = []
         for order in sorted({member.part.stop_order for member in members}):
             row = [member for member in members if member.part.stop_order == order]
             for member in row:
@@ -233,14 +233,14 @@ class Shutdown:
             lingering = [member for member in row if member.part.lingers]
         self._kill(lingering)
 
-    def _wait(self, members: Sequence[Member], seconds: float) -> None:
+    def _wait(self, members: Sequence[SupervisedPart], seconds: float) -> None:
         started = self.clock()
         while any(_runs(member) for member in members):
             if self.clock() - started >= (min(seconds, HURRY_S) if self.hurried() else seconds):
                 return
             self.sleep(_PAUSE_S)
 
-    def _kill(self, members: Sequence[Member]) -> None:
+    def _kill(self, members: Sequence[SupervisedPart]) -> None:
         late = [member for member in members if _runs(member)]
         for member in late:
             if member.process is not None:
@@ -249,5 +249,5 @@ class Shutdown:
         self._wait(late, _KILL_S)
 
 
-def _runs(member: Member) -> bool:
+def _runs(member: SupervisedPart) -> bool:
     return member.process is not None and member.process.poll() is None

@@ -115,7 +115,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestResult:
     """One request as the client saw it, its times counted from the start of the measurement.
 
     Attributes:

@@ -28,7 +28,7 @@ from tests.engine.test_denoiser_copies import adapter_weights, latents
 from tests.engine.test_ranks import ranks, same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from workers.devices import rank_processes
-from workers.devices.rank_messages import READY, Change, pack
+from workers.devices.rank_messages import READY, MethodCall, pack
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
@@ -75,7 +75,7 @@ def change(engine: Engine, numbers: Sequence[int], method: str, *args: Any, **kw
     chunk: Any = engine._chunk
     packed, _ = pack((args, kwargs), torch.device("meta"))
     processes = chunk._ranks._processes
-    processes.tell(Change("transformer", method, packed), numbers)
+    processes.tell(MethodCall("transformer", method, packed), numbers)
     assert set(processes.answers(numbers).values()) == {READY}
 
 

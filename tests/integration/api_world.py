@@ -19,7 +19,7 @@ from api.app import create_app
 from api.service import Service, service_of
 from configs.settings import Settings
 from routing.parameters import Abilities
-from routing.replica import Heartbeat, Model, ReplicaState, Standing
+from routing.replica import Heartbeat, LoadedModel, ReplicaState, Standing
 from routing.request import Failure, Outcome, Output, Request, Status, Timings
 
 MODEL = "tiny"
@@ -65,7 +65,7 @@ class PlayedReplica:
 
     def load(self, abilities: Abilities = ABILITIES) -> PlayedReplica:
         """Become ready, as a real one does once its pipeline is loaded."""
-        self.service.router.registry.publish_model(Model(MODEL, STAGE, abilities))
+        self.service.router.registry.publish_model(LoadedModel(MODEL, STAGE, abilities))
         self.beat()
         return self
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from configs.settings import Settings
-from routing.replica import Model, ReplicaState
+from routing.replica import LoadedModel, ReplicaState
 from tests.integration.api_world import (
     ABILITIES,
     Api,
@@ -106,10 +106,10 @@ def test_no_ready_replica_is_503(api: Api) -> None:
 def test_a_model_of_an_earlier_stage_file_is_not_served(api: Api, replica: PlayedReplica) -> None:
     """The registry keeps what was loaded once; only what the file names or somebody has counts."""
     registry = api.service.router.registry
-    registry.publish_model(Model("former", 0, ABILITIES))
+    registry.publish_model(LoadedModel("former", 0, ABILITIES))
     assert set(wrong_fields(api.submit(model="former"))) == {"model"}
     elsewhere = api.replica("replica7")
-    registry.publish_model(Model("elsewhere", 3, ABILITIES))
+    registry.publish_model(LoadedModel("elsewhere", 3, ABILITIES))
     elsewhere.beat(stage=3, model="elsewhere")
     assert api.submitted(model="elsewhere")["replica"] == "replica7"
     assert set(wrong_fields(api.submit())) == {"model"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from api.webhooks.post import Refused, address_fault, post
+from api.webhooks.post import DeliveryRefused, address_fault, post
 from api.webhooks.worker import WebhookSender
 from configs.settings import Settings
 from routing.failover import Sweep
@@ -271,7 +271,7 @@ def test_a_name_that_resolves_to_a_private_address_is_not_connected_to(
 ) -> None:
     url = receiver.url.replace("127.0.0.1", host)
     assert address_fault(url, allow_private=False) is None
-    with pytest.raises((Refused, OSError)):
+    with pytest.raises((DeliveryRefused, OSError)):
         post(url, b"{}", {}, allow_private=False)
     assert receiver.messages == []
 

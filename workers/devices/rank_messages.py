@@ -159,7 +159,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ForwardDone:
     """A rank has run its part.
 
     Attributes:
@@ -171,7 +171,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MethodCall:
     """A method of a denoiser to be called, with its arguments."""
 
     denoiser: str

@@ -20,10 +20,10 @@ from workers.devices.rank_messages import (
     READY,
     RISE,
     TAKE,
-    Change,
     Failed,
     Forward,
-    Output,
+    ForwardDone,
+    MethodCall,
     Start,
     as_bytes,
     pack,
@@ -94,7 +94,7 @@ class Rank0Calls:
             ended.append(failed or answers[group[0]])
         return ended
 
-    def _take(self, group: range, said: Output) -> Any:
+    def _take(self, group: range, said: ForwardDone) -> Any:
         """Return the output that the first rank of a group holds for this one."""
         output, tensors = unpack(said.packed, self._device)
         try:
@@ -257,7 +257,7 @@ class Ranks:
         if "_pipeline" in kwargs:  # for parts that are offloaded, which do not go with ranks
             kwargs = {**kwargs, "_pipeline": None}
         packed, _ = pack((args, kwargs), _NOWHERE)
-        self._expect_all(Change(name, method, packed), method)
+        self._expect_all(MethodCall(name, method, packed), method)
 
     def _expect_all(self, message: Any, what: str) -> None:
         """Have all ranks do what rank 0 did; one that cannot is the end of all."""
