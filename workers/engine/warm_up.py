@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import ModelLoadFailed
-from configs.stage_config import WarmupShape
+from configs.stage_fields import WarmupShape
 from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from workers.engine.arguments import Inputs
 from workers.engine.batch import Seat
