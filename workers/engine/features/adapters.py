@@ -18,9 +18,9 @@ from diffusers.loaders.lora_base import (
 )
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
+from configs.parameters import Lora
 from configs.stage_config import PipelineSettings
 from configs.stage_fields import LORA_NAME, LoraSource
-from routing.parameters import Lora
 from workers.devices.chunk import denoisers
 from workers.failures import is_out_of_memory, short_cause
 
