@@ -17,11 +17,7 @@ untyped_diffusers: Any = diffusers
 
 
 BUNDLED = Path(__file__).parents[1] / "models" / "tiny"
-
-
 _TOKENIZER = BUNDLED / "tokenizer"
-
-
 _TEXT_TOKENS = 8
 
 

@@ -17,11 +17,7 @@ from scripts.lab.family_trial import Trial, try_family
 from workers.engine.schedulers import SOLVERS
 
 _REPOSITORY = Path(__file__).parents[1]
-
-
 COLUMNS = 10
-
-
 PAGE = _REPOSITORY / "docs" / "models.md"
 
 
@@ -97,8 +93,6 @@ TITLES = {
         " the padding of the text otherwise: output k is not quite that of seed + k",
     ),
 }
-
-
 _HEAD = """\
 # Models
 

@@ -58,20 +58,10 @@ _API, _WORK, _STORE = range(3)  # the order in which they end
 # With the time that the API may outlive the workers, all graces together stay below ten
 # seconds. A worker needs its drain, a second to notice the signal, and one to take torch down.
 _API_GRACE_S: Final = 0.5
-
-
 _WORK_GRACE_S: Final = 7.8
-
-
 _AFTER_DRAIN_S: Final = 2.8
-
-
 _STORE_GRACE_S: Final = 1.0
-
-
 _LOOK_S: Final = 0.3
-
-
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 

@@ -42,8 +42,6 @@ class StopWish:
 
 
 _LOG_TAIL_BYTES = 8192
-
-
 _LOG_LINE_CHARS = 300
 
 
@@ -188,14 +186,8 @@ def _spelled(status: int) -> str:
 
 
 OUTLIVE_S = 0.4  # how long a part that lingers may outlive the ones it lingered for
-
-
 HURRY_S = 1.0  # every grace, once somebody has asked a second time
-
-
 _KILL_S = 1.0
-
-
 _PAUSE_S = 0.02
 
 

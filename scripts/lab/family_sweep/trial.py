@@ -23,15 +23,11 @@ from workers.engine.pipelines import task_pipelines
 from workers.sharing.merging import Unmergeable, layout
 
 ROUNDING = 1
-
-
 _STEPS = 4
 
 
 # Longest that a call waits for others; theirs may be of another kind.
 _PATIENCE_S = 20.0
-
-
 _STRENGTH = 0.7
 
 
@@ -118,8 +114,6 @@ def _looks(denoiser: Any, reasons: list[str]) -> Any:
 
 
 _SEATS = 4
-
-
 _CANCELED_AT = 2
 
 
