@@ -18,10 +18,10 @@ from configs.errors import (
     QueueFull,
     ServingError,
 )
+from configs.parameters import Parameters
 from configs.settings import Settings
 from routing.keys import Keys
 from routing.lua import Scripts
-from routing.parameters import Parameters
 from routing.request import Accepted, Priority, Request, Status, Submission, number_field
 
 _UNKNOWN_ROOM_S: Final = 5.0

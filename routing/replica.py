@@ -12,10 +12,10 @@ from typing import Any
 from redis import Redis
 
 from configs.errors import NotFound
+from configs.parameters import Abilities
 from configs.settings import Settings
 from routing.keys import Keys
 from routing.lua import Scripts
-from routing.parameters import Abilities
 
 
 class ReplicaState(StrEnum):

@@ -17,12 +17,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from configs.errors import Conflict, OutputWriteFailed, StoreUnavailable
+from configs.parameters import Parameters
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
 from routing.connection import renew_patience
 from routing.outputs import OrphanedOutputs, OutputStore
-from routing.parameters import Parameters
 from routing.records import CancelAnswer, Records
 from routing.replica import Command, Registry, Replica, unknown_replica
 from routing.request import Accepted, Priority, Request, Status, Submission

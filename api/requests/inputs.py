@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from configs.errors import FieldError
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 

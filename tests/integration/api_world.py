@@ -17,9 +17,9 @@ from werkzeug.test import TestResponse
 
 from api.app import create_app
 from api.service import Service, service_of
+from configs.parameters import Abilities
 from configs.settings import Settings
 from routing.claims import Claims
-from routing.parameters import Abilities
 from routing.replica import Heartbeat, HeartbeatAnswer, LoadedModel, ReplicaState
 from routing.request import Failure, Outcome, Output, Request, Status, Timings
 

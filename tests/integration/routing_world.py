@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
+from configs.parameters import Parameters
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims, MustRunAlone
 from routing.failover import Sweep
 from routing.outputs import OrphanedOutputs, OutputStore
-from routing.parameters import Parameters
 from routing.records import Records
 from routing.replica import Heartbeat, HeartbeatAnswer, Registry, ReplicaState
 from routing.request import Outcome, Output, Priority, Request, Status, Submission
