@@ -20,9 +20,9 @@ from configs.errors import (
     QueueFull,
     ServingError,
 )
+from configs.parameters import Parameters
 from routing.keys import Keys
 from routing.lua import Scripts
-from routing.parameters import Parameters
 from routing.request import Accepted, Limits, Priority, Request, Status, Submission, number_field
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from redis import Redis
 
+from configs.parameters import Abilities
 from routing.keys import Keys
 from routing.lua import Scripts
-from routing.parameters import Abilities
 
 
 class ReplicaState(StrEnum):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 
 class Status(StrEnum):

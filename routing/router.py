@@ -17,12 +17,12 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
+from configs.parameters import Parameters
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims
 from routing.outbox import Deliveries
 from routing.outputs import LooseFolders, OutputStore
-from routing.parameters import Parameters
 from routing.records import CancelAnswer, RequestLists, RequestStore, Unanswered
 from routing.replica import Registry
 from routing.request import Accepted, Limits, Priority, Request, Status, Submission

@@ -20,7 +20,7 @@ from api.openai.sync import awaited
 from api.requests.inputs import WrongPicture, decode_data_url
 from api.service import Service, current_service
 from configs.errors import FieldError
-from routing.parameters import TASKS
+from configs.parameters import TASKS
 from routing.request import Request
 
 _USER: Final = "user"

@@ -25,7 +25,7 @@ from api.requests.objects import request_url
 from api.service import Service, current_service
 from configs.errors import FieldError, NotFound
 from configs.fields import OneOf
-from routing.parameters import IMAGE_TASKS
+from configs.parameters import IMAGE_TASKS
 from routing.request import Request
 
 BASE64: Final = "b64_json"

@@ -22,8 +22,8 @@ from api.requests.submit import submit_body
 from api.service import Service, current_service
 from configs.errors import FieldError, InvalidRequest, NotFound
 from configs.fields import OneOf
+from configs.parameters import MEDIA_TYPES, VIDEO_TASKS
 from configs.settings import Settings
-from routing.parameters import MEDIA_TYPES, VIDEO_TASKS
 from routing.replica import Registry
 from routing.request import Request, Status
 

@@ -12,7 +12,7 @@ from flask_smorest import Blueprint
 from api.requests.inputs import all_inputs
 from api.service import Service, current_service
 from configs.errors import NotFound
-from routing.parameters import IMAGE_FORMATS, MEDIA_TYPES
+from configs.parameters import IMAGE_FORMATS, MEDIA_TYPES
 from routing.request import Output, Request
 
 _logger = logging.getLogger(__name__)

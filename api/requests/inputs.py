@@ -19,8 +19,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from redis.exceptions import RedisError
 
 from configs.errors import FieldError, OutputWriteFailed, StoreUnavailable
+from configs.parameters import Parameters
 from routing.outputs import OutputStore
-from routing.parameters import Parameters
 from routing.router import Router
 
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}

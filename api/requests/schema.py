@@ -39,7 +39,7 @@ from api.http.fields import (
 from api.models.catalog import ServedModel
 from configs.errors import FieldError
 from configs.fields import UNKNOWN_KEY, OneOf, nearest
-from routing.parameters import OUTPUT_FORMATS
+from configs.parameters import OUTPUT_FORMATS
 from routing.request import WEBHOOK_EVENTS, Priority, Status
 
 _DATA_URL: Final = {"type": "string"}

@@ -27,8 +27,8 @@ from configs.errors import (
     InvalidRequest,
 )
 from configs.fields import field_errors
+from configs.parameters import Parameters
 from configs.settings import Settings
-from routing.parameters import Parameters
 from routing.request import Accepted, Priority, Request, Submission, Webhook
 
 _HEADING: Final = "The request is refused"

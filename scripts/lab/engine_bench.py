@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from scripts.lab.bench_models import MODELS, BenchModel, make
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine

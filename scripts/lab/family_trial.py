@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from configs.parameters import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS, Abilities, Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS, Abilities, Parameters
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import yaml
 
+from configs.parameters import Parameters
 from configs.settings import REPOSITORY
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
 from tests.e2e.service import Service
 from tests.engine.tiny_families import save_family
 from tests.waiting import wait_until

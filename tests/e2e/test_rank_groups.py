@@ -15,8 +15,8 @@ import pytest
 import yaml
 from PIL import Image
 
+from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
 from scripts.lab.families import save_family
 from tests.e2e.launcher import Launcher
 from tests.waiting import wait_until

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from configs.parameters import Parameters
 from configs.stage_config import PipelineSettings
-from routing.parameters import Parameters
 from scripts.lab.family_trial import pixels
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
 from tests.engine.batches import Batches
 from tests.engine.toy_denoiser import Requests
 from workers.engine.abilities import inspect_abilities

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from routing.parameters import (
+from configs.parameters import (
     IMAGE_TO_IMAGE,
     IMAGE_TO_VIDEO,
     INPAINT,

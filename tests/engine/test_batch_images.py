@@ -6,7 +6,7 @@ import pytest
 from diffusers import FluxImg2ImgPipeline, FluxKontextPipeline
 from PIL import Image
 
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
+from configs.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
 from tests.engine.batch_requests import inputs_for, of_task, results, several_outputs
 from tests.engine.batches import Batches, difference
 from tests.engine.conftest import MakeParameters

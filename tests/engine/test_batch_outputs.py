@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from configs.errors import NonFiniteOutput
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
+from configs.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
 from scripts.lab.family_trial import pixels
 from tests.engine.batch_requests import OUTPUTS, TASKS, of_task, results, several_outputs
 from tests.engine.batches import TIMEOUT_S, Batches, Canceler, Last, difference

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from routing.parameters import TEXT_TO_IMAGE, Parameters
+from configs.parameters import TEXT_TO_IMAGE, Parameters
 from scripts.lab.families import save_family
 from scripts.lab.family_trial import small_request
 from tests.engine.batch_requests import PROMPTS, one_output_each

@@ -12,8 +12,8 @@ import torch
 from peft import LoraConfig, get_peft_model_state_dict
 
 from configs.errors import ModelLoadFailed
+from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
 from tests.engine.conftest import BUNDLED, MakeParameters, patient
 from tests.engine.recorder import Recorder
 from tests.engine.test_sharing import PROMPTS, Starter, difference

@@ -12,7 +12,7 @@ import threading
 import torch
 
 from configs.stage_config import PipelineSettings
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES
 from workers.engine.abilities import inspect_abilities

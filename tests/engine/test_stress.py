@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs.parameters import Lora, Parameters
 from configs.stage_config import PipelineSettings
-from routing.parameters import Lora, Parameters
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder

@@ -17,8 +17,8 @@ from werkzeug.test import TestResponse
 
 from api.app import create_app
 from api.service import Service, service_of
+from configs.parameters import Abilities
 from configs.settings import Settings
-from routing.parameters import Abilities
 from routing.replica import Heartbeat, LoadedModel, ReplicaState, Standing
 from routing.request import Failure, Outcome, Output, Request, Status, Timings
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
+from configs.parameters import Parameters
 from configs.settings import Settings
 from routing.claims import MustRunAlone
 from routing.failover import Sweep
-from routing.parameters import Parameters
 from routing.replica import Heartbeat, ReplicaState, Standing
 from routing.request import Outcome, Output, Priority, Request, Status, Submission
 from routing.router import Router

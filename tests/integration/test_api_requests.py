@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.parameters import Abilities, Lora
 from configs.settings import Settings
-from routing.parameters import Abilities, Lora
 from tests.integration.api_world import (
     ABILITIES,
     Api,

@@ -10,7 +10,7 @@ import pytest
 
 from api.models.catalog import ServedModel
 from api.requests.checks import complete
-from routing.parameters import Abilities
+from configs.parameters import Abilities
 from routing.request import Outcome, Output, Status
 from tests.integration.api_world import (
     ABILITIES,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from routing.parameters import FROM_IMAGE_TASKS, Parameters
+from configs.parameters import FROM_IMAGE_TASKS, Parameters
 from workers.engine.arguments import (
     ONE_IMAGE_FOR_ALL,
     Inputs,

@@ -20,8 +20,8 @@ from configs.errors import (
     OutOfMemory,
     ServingError,
 )
+from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings, ReplicaPlan
-from routing.parameters import Abilities, Parameters
 from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs

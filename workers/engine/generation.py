@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import NonFiniteOutput
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 
 class Interrupted(BaseException):

@@ -10,7 +10,7 @@ import diffusers
 from transformers import PreTrainedTokenizerBase
 
 from configs.errors import GenerationFailed, ModelLoadFailed
-from routing.parameters import (
+from configs.parameters import (
     FROM_IMAGE_TASKS,
     IMAGE_TO_IMAGE,
     IMAGE_TO_VIDEO,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from configs.parameters import Abilities
 from configs.stage_config import PipelineSettings
-from routing.parameters import Abilities
 from workers.devices.chunk import denoisers
 from workers.engine.abilities import DEFAULT_FPS
 from workers.engine.batch import Slot, Turns

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import ModelLoadFailed
-from configs.stage_config import WarmupShape
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from configs.stage_fields import WarmupShape
 from workers.engine.arguments import Inputs
 from workers.engine.batch import Slot
 from workers.engine.generation import Generation, Interrupted, SilentProgress

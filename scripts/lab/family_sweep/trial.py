@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from configs.errors import ServingError
+from configs.parameters import FROM_IMAGE_TASKS, VIDEO_TASKS, Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import FROM_IMAGE_TASKS, VIDEO_TASKS, Parameters
 from scripts.lab.family_trial import Watcher, pixels, small_inputs, together
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import FRAME_COUNTS, call_arguments

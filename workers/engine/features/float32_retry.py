@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from configs.errors import DeviceLost, NonFiniteOutput
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from workers import patches
 from workers.devices.chunk import DeviceChunk
 from workers.devices.copies import each_copy
