@@ -18,34 +18,34 @@ from workers.progress import Reporter
 from workers.runner import Runner
 
 
-class NoCompany:
+class NoBatch:
     """An engine that makes nothing of knowing who comes."""
 
     def request_coming(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
-class EndlessEngine(NoCompany):
-    """An engine whose step never changes anything, until its observer ends it."""
+class EndlessEngine(NoBatch):
+    """An engine whose step never changes anything, until its progress ends it."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
 
-    def generate(self, _parameters: Any, observer: Any, _inputs: Any) -> Any:
+    def generate(self, _parameters: Any, progress: Any, _inputs: Any) -> Any:
         while True:
-            observer.on_step(1, 4)
+            progress.on_step(1, 4)
             self.began.set()
 
 
-class PickyEngine(NoCompany):
+class PickyEngine(NoBatch):
     """An engine that says which image it got, and makes nothing."""
 
-    def generate(self, _parameters: Any, _observer: Any, inputs: Any) -> Any:
+    def generate(self, _parameters: Any, _progress: Any, inputs: Any) -> Any:
         image = inputs.images[0]
         raise GenerationFailed(f"got {image.mode} {image.size}")
 
 
-NO_ENGINE = NoCompany()
+NO_ENGINE = NoBatch()
 
 
 def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
