@@ -48,11 +48,7 @@ def run_service(
         logs=folder.logs,
         say=say,
     )
-    registry = Registry(
-        connect(settings.redis_url, timeout_s=0.5),
-        settings.redis_prefix,
-        settings.heartbeat_expiry_s,
-    )
+    registry = Registry(settings, connect(settings.redis_url, timeout_s=0.5))
     try:
         if redis is None:
             check_redis(settings.redis_url)
