@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from configs.errors import ConfigurationError
+from configs.parameters import MEDIA_TYPES
 from configs.settings import load_settings
-from routing.parameters import MEDIA_TYPES
 from scripts.api_client import ApiClient, FollowedRequest, NoAnswer, Refused, complain, say
 from scripts.launcher.parts import base_url, reachable
 

@@ -5,7 +5,7 @@ from textwrap import shorten
 import torch
 
 from configs.errors import DeviceLost, GenerationError, GenerationFailed, OutOfMemory
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 # Characters of a cause.
 _CAUSE = 240

@@ -19,7 +19,7 @@ from api.requests.checks import picked_task
 from api.requests.schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.fields import OneOf
-from routing.parameters import OUTPUT_FORMATS
+from configs.parameters import OUTPUT_FORMATS
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"

@@ -12,8 +12,7 @@ from api.models.catalog import ServedModel
 from api.requests.inputs import input_size
 from api.webhooks.post import address_fault
 from configs.errors import FieldError, NotEditable, NotEditableWhileRunning
-from configs.settings import Settings
-from routing.parameters import (
+from configs.parameters import (
     FROM_IMAGE_TASKS,
     IMAGE_FORMATS,
     IMAGE_TASKS,
@@ -27,6 +26,7 @@ from routing.parameters import (
     Abilities,
     Parameters,
 )
+from configs.settings import Settings
 from routing.request import Request, Status, Webhook
 
 

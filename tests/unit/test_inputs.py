@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from configs.errors import InputUnavailable
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from workers.engine.arguments import Inputs
 
 ORIENTATION = 0x0112

@@ -122,9 +122,9 @@ def test_a_wrong_number_is_refused_by_name_value_and_fix(name: str, text: str) -
             "API_PORT: '99999' is out of range; give a whole number from 1 to 65535 (TCP port)",
         ),
         ("API_WORKERS", "1.5", "'1.5' is not a whole number; give a whole number from 1 to 1024"),
-        ("OUTPUT_METADATA", "perhaps", "'perhaps' is neither true nor false; give one of these"),
-        ("ROUTING_POLICY", "random", "give one of round_robin, least_work"),
-        ("LOG_LEVEL", "loud", "give one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
+        ("OUTPUT_METADATA", "perhaps", "'perhaps' is not a boolean; use true or false"),
+        ("ROUTING_POLICY", "random", "use round_robin or least_work"),
+        ("LOG_LEVEL", "loud", "use DEBUG, INFO, WARNING, ERROR or CRITICAL"),
         ("REDIS_PREFIX", "a b", "'a b' has characters other than letters, digits and _ . : -"),
         ("REDIS_URL", "http://h", "is not a redis://, rediss://, unix:// or sentinel:// URL; give"),
         ("REDIS_URL", "127.0.0.1:6379", "give one such as redis://127.0.0.1:6379/0"),
@@ -139,10 +139,10 @@ def test_a_wrong_number_is_refused_by_name_value_and_fix(name: str, text: str) -
         (
             "WEBHOOK_SECRET",
             "whsec_QUJD",
-            "'***' is no key that signs: write whsec_ and at least 24",
+            "'***' is not a signing key; write whsec_ and at least 24",
         ),
         ("WEBHOOK_SECRET", "QUJD" * 8, "openssl rand -base64 32"),
-        ("WEBHOOK_ALLOW_PRIVATE", "perhaps", "is neither true nor false"),
+        ("WEBHOOK_ALLOW_PRIVATE", "perhaps", "is not a boolean"),
     ],
 )
 def test_the_words_of_a_refusal(name: str, text: str, expected: str) -> None:

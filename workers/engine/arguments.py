@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from configs.errors import InputUnavailable
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 _OPAQUE = 255
 
