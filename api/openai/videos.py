@@ -218,7 +218,7 @@ def listed(query: dict[str, Any]) -> dict[str, Any]:
     """List videos, the newest first or the oldest."""
     service = current_service()
     limit = query["limit"]
-    found = service.router.lists.of_kind(
+    found = service.records.of_kind(
         "video",
         query.get("after"),
         oldest_first=query["order"] == "asc",
@@ -269,7 +269,7 @@ def delete(request_id: str) -> dict[str, Any]:
 
 
 def _video(service: Service, request_id: str) -> Request:
-    request = service.router.store.get(request_id)
+    request = service.records.get(request_id)
     if not request.parameters.makes_video:
         raise NotFound(f"Request {request.id} makes no video.", param="id")
     return request
@@ -278,4 +278,4 @@ def _video(service: Service, request_id: str) -> Request:
 def _shown(
     service: Service, request: Request, left_aside: list[str] | None = None
 ) -> dict[str, Any]:
-    return video_object(request, service.router.registry, service.settings, left_aside or [])
+    return video_object(request, service.registry, service.settings, left_aside or [])

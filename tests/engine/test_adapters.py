@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
 from configs.parameters import Lora
-from configs.stage_config import LoraSource, PipelineSettings
+from configs.stage_config import PipelineSettings
+from configs.stage_fields import LoraSource
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import lora_weights, save_lora
 from tests.engine.recorder import Recorder

@@ -10,7 +10,8 @@ import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
 from configs.errors import ModelLoadFailed
-from configs.stage_config import PipelineSettings, Quantization, WarmupShape
+from configs.stage_config import PipelineSettings, Quantization
+from configs.stage_fields import WarmupShape
 from tests.engine.conftest import BUNDLED, MakeParameters, count_decodes, plan
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family

@@ -48,11 +48,11 @@ def test_a_video_from_submit_to_file(api: Api, filming: PlayedReplica) -> None:
     path = f"/v1/videos/{video['id']}"
     claimed = filming.claim()
     assert (claimed.parameters.task, claimed.parameters.seed) == ("text-to-video", 3)
-    api.service.router.claims.progress(claimed, 5, 20, 0.1)
+    api.claims.progress(claimed, 5, 20, 0.1)
     running = body_of(api.get(path))
     assert (running["status"], running["progress"]) == ("in_progress", 25)
     assert api.get(f"{path}/content").status_code == 404
-    api.service.router.claims.progress(claimed, 20, 20, 0.1)
+    api.claims.progress(claimed, 20, 20, 0.1)
     assert body_of(api.get(path))["progress"] == 99
 
     filming.succeed(claimed)
@@ -111,7 +111,7 @@ def test_a_reference_picture_makes_it_image_to_video(
     assert video["size"] == "88x48"
     claimed = filming.claim()
     assert claimed.parameters.task == "image-to-video"
-    assert api.service.router.outputs.read(claimed.parameters.image[0]) == red
+    assert api.service.outputs.read(claimed.parameters.image[0]) == red
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_request_that_is_edited_into_a_video_is_listed_with_them(
     api: Api, filming: PlayedReplica
 ) -> None:
     video = created(api)["id"]
-    store = api.service.router.store
+    store = api.service.records
     request = store.get(video)
     still = request.parameters.with_changes({"task": "text-to-image"})
     request = store.edit(request, still, request.priority, timeout=None)

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigurationError
-from configs.stage_config import LoraSource, PipelineSettings, Quantization, WarmupShape
+from configs.stage_config import PipelineSettings, Quantization
+from configs.stage_fields import LoraSource, WarmupShape
 from tests.unit.stage_files import changed, load, refusal, sole, stage
 from tests.unit.test_stage_refusals import VALUES
 
