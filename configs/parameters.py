@@ -108,6 +108,11 @@ class Parameters:
         """Whether its outputs are videos."""
         return self.task in VIDEO_TASKS
 
+    @property
+    def kind(self) -> str:
+        """The kind of its outputs: ``image`` or ``video``."""
+        return "video" if self.makes_video else "image"
+
     def seeds(self) -> tuple[int, ...]:
         """Return one seed per output: ``seed``, ``seed + 1``, and so on."""
         return tuple(self.seed + k for k in range(self.num_outputs_per_prompt))

@@ -1,4 +1,4 @@
-"""A deterministic request has the same bytes in any process, any order and any company."""
+"""A deterministic request has the same bytes in any process, any order and any batches."""
 
 import hashlib
 import random

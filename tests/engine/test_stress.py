@@ -97,7 +97,7 @@ def test_each_of_many_makes_what_it_makes_alone(parameters: MakeParameters, tmp_
 
 
 @pytest.mark.parametrize("wide", [1, 3])
-def test_output_k_of_a_request_is_that_of_its_seed_in_any_company(
+def test_output_k_of_a_request_is_that_of_its_seed_in_any_batch(
     parameters: MakeParameters, wide: int
 ):
     pipe: Any = load_pipeline(plan())

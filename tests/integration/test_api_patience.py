@@ -19,7 +19,7 @@ from werkzeug.test import TestResponse
 
 from configs.redis_url import RedisUrl
 from configs.settings import Settings
-from routing.connection import DOOR_PATIENCE_S
+from routing.connection import API_PATIENCE_S
 from tests.integration.api_world import ABILITIES, Api, body_of, error_of
 from tests.network import StallingRelay, mute_port, stalling_relay, swallowing_port
 from tests.pictures import data_url, picture
@@ -266,7 +266,7 @@ def test_answers_that_are_each_in_time_do_not_add_up(
 
     def case(route: str, send: Send) -> None:
         with _place(api_settings, route) as place:
-            place.relay.delay_each(DOOR_PATIENCE_S / 2.5)
+            place.relay.delay_each(API_PATIENCE_S / 2.5)
             _refused(_in_time(place.api, send))
 
     _all_at_once(case, *{**SUBMITS, **HELD_SUBMITS}.items())
@@ -281,7 +281,7 @@ def test_a_drain_of_many_has_its_patience_for_each_that_moves(
             assert place.direct.submit().status_code == 202
         place.direct.replica("replica1").load(ALL)
         assert place.api.get("/v1/replicas").status_code == 200  # a connection that stands
-        place.relay.delay_each(DOOR_PATIENCE_S / 40)
+        place.relay.delay_each(API_PATIENCE_S / 40)
         answer = place.api.post("/v1/replicas/replica0/drain")
         assert answer.status_code == 200, answer.get_data(as_text=True)
         assert body_of(answer)["waiting"] == 0
