@@ -207,8 +207,8 @@ class Records:
         while True:
             ids: list[str] = self._redis.zrange(
                 listed,
-                edge,  # type: ignore[arg-type]
-                "+inf" if oldest_first else "-inf",  # type: ignore[arg-type]
+                edge,
+                "+inf" if oldest_first else "-inf",
                 desc=not oldest_first,
                 byscore=True,
                 offset=start,
