@@ -247,7 +247,8 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
     staged = {name: value for name, value in model.defaults.items() if name in usable}
     if staged.get("output_format") in formats_of(task):
         defaults.pop("output_format")
-    if abilities.supports_strength(task) and staged.get("scheduler") in abilities.full_run_schedulers:
+    full_run = abilities.full_run_schedulers
+    if abilities.supports_strength(task) and staged.get("scheduler") in full_run:
         staged.pop("scheduler")
     values = {**staged, **defaults, **given}
     values.setdefault("seed", secrets.randbelow(_DRAWN_SEEDS))
