@@ -75,6 +75,7 @@ class Records:
             new.parameters.work(),
             fields={
                 "parameters": json.dumps(new.parameters.to_json()),
+                "video": "1" if new.parameters.makes_video else "",
                 "priority": new.priority,
                 "start_by": number_field(None if new.expires_in is None else now + new.expires_in),
                 "timeout": number_field(new.timeout),
@@ -100,7 +101,7 @@ class Records:
 
     def exists(self, request_id: str) -> bool:
         """Whether there is such a record, for clients to see."""
-        return bool(self._redis.zscore(self._keys.requests, request_id))
+        return bool(self._redis.zscore(self._keys.requests(), request_id))
 
     def preview(self, request_id: str) -> str | None:
         """Return the newest preview of a running request, base64 of a JPEG; None without one."""
@@ -135,6 +136,7 @@ class Records:
         """
         fields: dict[str, Any] = {
             "parameters": json.dumps(parameters.to_json()),
+            "video": "1" if parameters.makes_video else "",
             "priority": priority,
             "timeout": number_field(timeout),
             "work": str(parameters.work()),
@@ -163,19 +165,21 @@ class Records:
         *,
         status: Status | None = None,
         model: str | None = None,
+        videos: bool = False,
         at_once: int = 100,
     ) -> Iterator[Request]:
         """Yield records from the newest on, or from the one below ``after`` on.
 
-        ``after`` need not be in the list itself any more: it may have changed its state since.
+        With ``videos`` only those that make a video; they are of any status and model. ``after``
+        need not be in the list itself any more: it may have changed its state since.
 
         Raises:
             NotFound: There is no record ``after``.
         """
-        listed = self._keys.listed(status, model)
+        listed = self._keys.videos() if videos else self._list_of(status, model)
         top: float | str = "+inf"
         if after is not None:
-            score: Any = self._redis.zscore(self._keys.requests, after)
+            score: Any = self._redis.zscore(self._keys.requests(), after)
             if score is None:
                 raise unknown_request(after, param="after")
             top = repr(float(score))
@@ -213,9 +217,15 @@ class Records:
     def ended_before(self, moment: float, limit: int = 100) -> list[str]:
         """Return up to ``limit`` ids of records that ended before ``moment``, the oldest first."""
         ids: list[str] = self._redis.zrangebyscore(
-            self._keys.finished, "-inf", moment, start=0, num=limit
+            self._keys.finished(), "-inf", moment, start=0, num=limit
         )  # type: ignore[assignment]
         return ids
+
+    def _list_of(self, status: Status | None, model: str | None) -> str:
+        keys = self._keys
+        if status is None:
+            return keys.requests() if model is None else keys.by_model(model)
+        return keys.by_status(status) if model is None else keys.by_status_and_model(status, model)
 
     def _read(self, ids: list[str]) -> list[Request]:
         pipeline = self._redis.pipeline(transaction=False)
