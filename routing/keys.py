@@ -46,8 +46,8 @@ class Keys:
     requests = Key("requests", "zset", "id by creation time", "with the record")
     by_status = Key("requests:{}", "zset", "the same for a status", "with the record")
     by_model = Key("requests:any:{}", "zset", "the same for a model", "with the record")
+    by_kind = Key("requests:kind:{}", "zset", "the same for images or videos", "with the record")
     by_status_and_model = Key("requests:{}:{}", "zset", "the same for both", "with the record")
-    videos = Key("videos", "zset", "the same for requests of videos", "with the record")
     finished = Key("finished", "zset", "id by the time of its end", "with the record")
     idempotency = Key("idempotency:{}", "string", '"fingerprint id" of a key', "with the record")
     deadlines = Key("deadlines", "zset", "waiting id by its start_by", "until it starts")
@@ -108,7 +108,7 @@ RECORD: Final = (
     Field("stage", "submit", "requeue", int),
     Field("model", "submit", "lists, clients", str),
     Field("parameters", "submit, edit", "replica, clients", json.loads),
-    Field("video", "submit, edit", "lists"),
+    Field("kind", "submit, edit", "lists"),
     Field("work", "submit, edit", "choice of a replica"),
     Field("status", "submit, claim, requeue, finish", "every script, clients", str),
     Field("replica", "submit, requeue", "every script, clients", str),

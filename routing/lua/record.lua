@@ -55,18 +55,18 @@ end
 local function lists(record)
   local found = {key.requests, key.by_status(record.status), key.by_model(record.model),
     key.by_status_and_model(record.status, record.model)}
-  if record.video == '1' then table.insert(found, key.videos) end
+  if record.kind then table.insert(found, key.by_kind(record.kind)) end
   return found
 end
 
 local function enter_lists(id)
-  local record = records.get(id, 'status', 'model', 'video', 'hidden', 'created_at')
+  local record = records.get(id, 'status', 'model', 'kind', 'hidden', 'created_at')
   if record.hidden == '1' then return end
   for _, list in ipairs(lists(record)) do redis.call('ZADD', list, record.created_at, id) end
 end
 
 local function leave_lists(id)
-  local record = records.get(id, 'status', 'model', 'video')
+  local record = records.get(id, 'status', 'model', 'kind')
   if not record.status then return end
   for _, list in ipairs(lists(record)) do redis.call('ZREM', list, id) end
 end

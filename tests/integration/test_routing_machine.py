@@ -260,6 +260,12 @@ class RecordMachine(RuleBasedStateMachine):
         )
         for model in (None, MODEL):
             assert [r.id for r in lists.newest(model=model)] == [r.id for r in records]
+            for kind in ("image", "video"):
+                of_kind = [r.id for r in records if r.parameters.kind == kind]
+                assert [r.id for r in lists.of_kind(kind, at_once=2)] == of_kind
+                oldest = [r.id for r in lists.of_kind(kind, oldest_first=True, at_once=2)]
+                assert oldest == of_kind[::-1]
+                assert self.redis.zcard(keys.by_kind(kind)) == len(of_kind)
             for status in Status:
                 expected = [r.id for r in records if r.status is status]
                 listed = lists.newest(status=status, model=model, at_once=2)
@@ -267,9 +273,6 @@ class RecordMachine(RuleBasedStateMachine):
                 # What is left in an index must not be more than what is shown.
                 key = keys.by_status_and_model(status, model) if model else keys.by_status(status)
                 assert self.redis.zcard(key) == len(expected)
-        videos = [r.id for r in records if r.parameters.makes_video]
-        assert [r.id for r in lists.newest(videos=True, at_once=2)] == videos
-        assert self.redis.zcard(keys.videos()) == len(videos)
 
     @invariant()
     def the_work_of_a_line_is_that_of_its_requests(self) -> None:
