@@ -9,7 +9,7 @@ import torch
 
 from tests.engine.toy_denoiser import TIMEOUT_S, Gate, Requests
 from tests.waiting import wait_until
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 
 
 def have_come(requests: Requests, number: int):
