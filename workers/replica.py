@@ -66,7 +66,11 @@ class ReplicaProcess:
     """
 
     def __init__(self, plan: ReplicaPlan, settings: Settings, machine: Machine) -> None:
-        """Connect to nothing yet."""
+        """Connect to nothing yet.
+
+        Raises:
+            ValueError: ``OUTPUTS_URL`` is of a file system that is not known.
+        """
         self.plan = plan
         self.exit_code: int | None = None
         self.runner: Runner | None = None
@@ -77,6 +81,7 @@ class ReplicaProcess:
         self._registry = Registry(settings, redis)
         self._claims = Claims(settings, redis)
         self._broker = Broker(settings)
+        self._outputs = OutputStore(settings.outputs_url)
         self._runs: dict[str, Run] = {}
         self._reporter = Reporter(self._claims, Records(settings, redis).get, self._runs)
         self.heartbeats = HeartbeatThread(self._registry, self, settings.heartbeat_s)
@@ -112,7 +117,7 @@ class ReplicaProcess:
             incarnation=self._life.incarnation,
             engine=engine,
             claims=self._claims,
-            writer=OutputWriter(OutputStore(settings.outputs_url), settings.output_metadata),
+            writer=OutputWriter(self._outputs, settings.output_metadata),
             broker=self._broker,
             reporter=self._reporter,
             runs=self._runs,
