@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -151,9 +150,7 @@ def test_stopping_loses_no_request_and_leaves_no_process(launcher: Launcher) -> 
         30,
         "both long requests to run",
     )
-    asked = time.monotonic()
-    assert launcher.end(signal.SIGTERM, timeout_s=2 * STOP_S) == 0
-    assert time.monotonic() - asked <= STOP_S
+    assert launcher.end(signal.SIGTERM, timeout_s=STOP_S) == 0
     assert launcher.left() == []
     assert "killed" not in launcher.console().partition("stopping")[2]
 
@@ -219,7 +216,7 @@ def test_a_deploy_file_of_vllm_omni_is_served(another: Launcher, tmp_path: Path)
     said = another.console()
     assert "replica0 ready: tiny on cpu core 0" in said
     assert "replica1 ready: tiny on cpu core 1" in said, "the devices are a template"
-    assert said.count("without effect in this service: pipeline, async_chunk, ") == 1
+    assert said.count("these keys have no effect here: pipeline, async_chunk, ") == 1
     assert another.run("a red circle")["progress"]["steps"] == 2
     assert another.end(signal.SIGTERM, STOP_S) == 0
 
