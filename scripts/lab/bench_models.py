@@ -16,7 +16,7 @@ import transformers
 untyped_diffusers: Any = diffusers
 
 
-BUNDLED = Path(__file__).parents[1] / "models" / "tiny"
+BUNDLED = Path(__file__).parents[2] / "models" / "tiny"
 
 
 _TOKENIZER = BUNDLED / "tokenizer"

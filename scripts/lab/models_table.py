@@ -16,7 +16,7 @@ from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_trial import Trial, try_family
 from workers.engine.schedulers import SOLVERS
 
-_REPOSITORY = Path(__file__).parents[1]
+_REPOSITORY = Path(__file__).parents[2]
 
 
 COLUMNS = 10
