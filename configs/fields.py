@@ -1,9 +1,9 @@
-"""Marshmallow fields and the base schema of settings and stage files, and their errors."""
+"""Field types, the base schema of settings and stage files, and the errors that schemas find."""
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, get_origin, get_type_hints
 
 from marshmallow import (
     EXCLUDE,
@@ -16,6 +16,22 @@ from marshmallow import (
 )
 
 from configs.errors import FieldError
+
+
+def readers(*kinds: type) -> dict[str, fields.Field[Any]]:
+    """Return the readers of the fields of dataclasses, for `Meta.include` of a schema.
+
+    A field's reader stands in its annotation: `steps: Annotated[int, Whole(1, 50, "steps")] = 20`.
+    """
+    return {
+        name: extra
+        for kind in kinds
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if get_origin(hint) is Annotated
+        for extra in hint.__metadata__
+        if isinstance(extra, fields.Field)
+    }
+
 
 _NEAR: Final = 0.6
 _SHORTEST_PART: Final = 4
@@ -197,9 +213,7 @@ class SectionSchema(Schema):
     """
 
     class Meta:
-        """Unknown keys are refused by hand, with the nearest known one."""
-
-        unknown: ClassVar[str] = EXCLUDE
+        unknown: ClassVar[str] = EXCLUDE  # refused by `_refuse_unknown`, with the nearest one
 
     error_messages = {  # noqa: RUF012 - declared an instance variable by marshmallow
         "type": "is not a mapping; write `key: value` lines beneath it"

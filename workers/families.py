@@ -105,7 +105,7 @@ FAMILIES = (
 def family_of(pipe: Any) -> Family:
     """Return the family of a pipeline, or of a class of pipelines; one of no manners if unknown."""
     if isinstance(pipe, type):
-        name, config = pipe.__name__, {}
+        name, config = pipe.__name__, dict[str, Any]()
     else:
         name, config = type(pipe).__name__, getattr(pipe, "config", {})
     return next(each for each in _fitting(name) if not each.told_by or config.get(each.told_by))

@@ -25,13 +25,11 @@ import torch
 
 from configs.stage_config import EngineArgs, ParallelConfig
 from scripts.lab.bench_denoisers import DENOISERS
-from workers.devices.copies import open_lanes, spread_rows
+from workers.devices.copies import open_device_threads, spread_rows
 from workers.devices.ranks import Ranks
 from workers.devices.weight_dtype import weight_dtype
 
 _READY = "ready"
-
-
 _END_S = 30.0
 
 
@@ -102,13 +100,13 @@ def _serve(setup: RankSetup, pipe: Connection) -> None:
     spec = DENOISERS[setup.size][setup.name]
     args = EngineArgs(setup.folder, parallel_config=setup.parallel)
     dtype = weight_dtype(args, setup.kind)
-    lane, *others = open_lanes(setup.kind, setup.parallel.world_size)
+    device_thread, *others = open_device_threads(setup.kind, setup.parallel.world_size)
     for each in others:
         each.close()
     kind: Any = getattr(diffusers, type(spec.make(torch.device("meta"), dtype)).__name__)
     module = kind.from_pretrained(setup.folder, subfolder=spec.part, dtype=dtype)
-    module = module.to(lane.device).eval()
-    with closing(lane), closing(Ranks.start(args, {spec.part: module}, lane)):
+    module = module.to(device_thread.device).eval()
+    with closing(device_thread), closing(Ranks.start(args, {spec.part: module}, device_thread)):
         pipe.send(_READY)
         arguments: dict[str, Any] = {}
         while True:
@@ -117,9 +115,9 @@ def _serve(setup: RankSetup, pipe: Connection) -> None:
             except EOFError:
                 return
             if rows is None:
-                pipe.send(seconds_of(module, arguments, lane.device))
+                pipe.send(seconds_of(module, arguments, device_thread.device))
             else:
-                arguments = spec.arguments(rows, lane.device, dtype)
+                arguments = spec.arguments(rows, device_thread.device, dtype)
                 pipe.send(_READY)
 
 
@@ -139,8 +137,6 @@ def _await(device: torch.device) -> None:
 
 
 WAYS = ("one", "threads", "copies", "ranks", "groups")
-
-
 _NOT_COUNTED = 3  # repetitions of each call before those that are
 
 
@@ -172,10 +168,10 @@ class DevicesBench:
         self._kind = kind
         self._count = count
         self._dtype = weight_dtype(EngineArgs(name), kind)
-        self._lanes = open_lanes(kind, count)
-        for lane in self._lanes:
-            closing.callback(lane.close)
-        self._home = self._lanes[0].device
+        self._device_threads = open_device_threads(kind, count)
+        for device_thread in self._device_threads:
+            closing.callback(device_thread.close)
+        self._home = self._device_threads[0].device
         self._module = self._spec.make(self._home, self._dtype)
         self._arguments: dict[str, Any] = {}
         self._ranks: dict[str, RanksInTurn] = {}
@@ -187,7 +183,7 @@ class DevicesBench:
             setup = RankSetup(str(folder), size, name, kind, degrees(way, count))
             self._ranks[way] = closing.enter_context(ranks_in_turn(setup))
         if "copies" in ways:
-            spread_rows(self._module, self._lanes)
+            spread_rows(self._module, self._device_threads)
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -214,7 +210,7 @@ class DevicesBench:
         if way == "threads":
             return seconds_of(plain, self._arguments, self._home)
         alone: float = (
-            self._lanes[0].submit(seconds_of, plain, self._arguments, self._home).result()
+            self._device_threads[0].submit(seconds_of, plain, self._arguments, self._home).result()
         )
         return alone
 

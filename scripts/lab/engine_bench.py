@@ -27,7 +27,7 @@ from configs.parameters import Parameters
 from scripts.lab.bench_models import MODELS, BenchModel, make
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import SilentObserver
+from workers.engine.progress import SilentProgress
 
 PROMPTS = (
     "a red circle on a blue background",
@@ -35,8 +35,6 @@ PROMPTS = (
     "a blue star at the top",
     "a heart",
 )
-
-
 WAYS = ("serial", "static", "together", "spread", "apart")
 
 
@@ -150,7 +148,7 @@ class Bench:
             with self._engine.request_coming():
                 if not spread_s:
                     start.wait()
-                return self._engine.generate(asked, SilentObserver()).batch_mean
+                return self._engine.generate(asked, SilentProgress()).batch_mean
 
         means = list(self._pool.map(make_one, range(n)))
         self.batch_means[way].append(sum(means) / n)

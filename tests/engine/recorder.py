@@ -1,10 +1,10 @@
-"""An observer that writes down where a run is, and may stop or steer it."""
+"""A `Progress` that writes down where a run is, and may stop or steer it."""
 
 from collections.abc import Mapping
 
 from PIL import Image
 
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 
 
 class Recorder:

@@ -10,15 +10,16 @@ from safetensors.torch import save_file
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
 from configs.parameters import Lora
-from configs.stage_config import LoraSource, PipelineSettings
+from configs.stage_config import PipelineSettings
+from configs.stage_fields import LoraSource
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import lora_weights, save_lora
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.engine import Engine
 from workers.engine.features.adapters import Adapters
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 STYLE, BOTH, WORDS = Lora("style"), Lora("both", 0.5), Lora("words")
 

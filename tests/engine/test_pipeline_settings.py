@@ -10,13 +10,13 @@ import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
 from configs.errors import ModelLoadFailed
-from configs.stage_config import PipelineSettings, Quantization, WarmupShape
+from configs.stage_config import PipelineSettings, Quantization
+from configs.stage_fields import WarmupShape
 from tests.engine.conftest import BUNDLED, MakeParameters, count_decodes, plan
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import (
     apply_settings,
     compile_blocks,
@@ -25,6 +25,7 @@ from workers.engine.loader import (
     offload_layers,
     offload_parts,
 )
+from workers.engine.progress import Interrupted
 from workers.engine.warm_up import WarmUpRequests
 
 CPU = torch.device("cpu")

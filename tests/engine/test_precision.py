@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 HALVES = ("float16", "bfloat16")
 WAIT_S = 60.0
@@ -176,10 +176,10 @@ def test_a_run_in_float32_waits_for_its_neighbours_and_they_never_see_it(
     reference = engine.generate(asked, Recorder()).images[0].tobytes()
     made: dict[str, Any] = {}
 
-    def run(name: str, what: Any, observer: Recorder) -> threading.Thread:
+    def run(name: str, what: Any, progress: Recorder) -> threading.Thread:
         def work() -> None:
             try:
-                made[name] = engine.generate(what, observer)
+                made[name] = engine.generate(what, progress)
             except Interrupted:
                 made[name] = None
 

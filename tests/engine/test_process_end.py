@@ -46,7 +46,7 @@ together = threading.Barrier(len(requests))
 for each in requests:
     threading.Thread(target=make, args=(each,), daemon=True).start()
 assert running.wait(60)
-print([each.daemon for each in threading.enumerate() if each.name == "company"])
+print([each.daemon for each in threading.enumerate() if each.name == "batch"])
 """
 
 

@@ -125,7 +125,7 @@ def test_two_groups_make_what_one_device_makes(of_four: Engine, folder: Path):
     assert len(ranks()) == 3
     for outputs in (1, 2, 3):
         expected = latents(alone, outputs)
-        for _ in range(2):  # the first call of a kind proves itself
+        for _ in range(2):  # the first call of a kind checks itself
             assert same(latents(pipe, outputs), expected)
     alone.load_lora_weights(adapter_weights("flux"), adapter_name="strong")
     expected = latents(alone, 2)

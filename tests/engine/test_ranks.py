@@ -21,7 +21,7 @@ from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
 from workers.devices.chunk import DeviceChunk, choose, denoisers
-from workers.devices.copies import open_lanes
+from workers.devices.copies import open_device_threads
 from workers.devices.ranks import Ranks
 from workers.engine.loader import load_pipeline
 from workers.families import DENOISER_MANNERS
@@ -70,8 +70,10 @@ def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
         pipe.transformer.eval().save_pretrained(tmp_path / name)
         alone[name] = output(name, pipe)
     args = EngineArgs(str(tmp_path), parallel_config=ParallelConfig(2, ulysses_degree=2))
-    (lane, *_) = opened = open_lanes("cpu", 2)
-    started = Ranks.start(args, {name: pipe.transformer for name, pipe in pipes.items()}, lane)
+    (device_thread, *_) = opened = open_device_threads("cpu", 2)
+    started = Ranks.start(
+        args, {name: pipe.transformer for name, pipe in pipes.items()}, device_thread
+    )
     try:
         for name, pipe in pipes.items():
             assert same(output(name, pipe), alone[name])

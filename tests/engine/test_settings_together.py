@@ -50,7 +50,7 @@ def made(engine: Engine, **changes: Any) -> Any:
     return pixels(engine.generate(asked_of(engine, **changes), Watcher()))
 
 
-def test_a_quantized_denoiser_is_one_and_takes_adapters_and_company(
+def test_a_quantized_denoiser_is_one_and_takes_adapters_and_batch(
     flux: Path, quantization: Quantization, tmp_path: Path
 ):
     plain = Engine.load(plan(flux))

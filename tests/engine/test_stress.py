@@ -16,8 +16,8 @@ from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 REQUESTS, THREADS = 64, 8
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a heart on a white background")
@@ -97,7 +97,7 @@ def test_each_of_many_makes_what_it_makes_alone(parameters: MakeParameters, tmp_
 
 
 @pytest.mark.parametrize("wide", [1, 3])
-def test_output_k_of_a_request_is_that_of_its_seed_in_any_company(
+def test_output_k_of_a_request_is_that_of_its_seed_in_any_batch(
     parameters: MakeParameters, wide: int
 ):
     pipe: Any = load_pipeline(plan())

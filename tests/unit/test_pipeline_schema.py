@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigurationError
-from configs.stage_config import LoraSource, PipelineSettings, Quantization, WarmupShape
+from configs.stage_config import PipelineSettings, Quantization
+from configs.stage_fields import LoraSource, WarmupShape
 from tests.unit.stage_files import changed, load, refusal, sole, stage
 from tests.unit.test_stage_refusals import VALUES
 
@@ -88,13 +89,13 @@ def test_quantization_may_be_one_word(tmp_path: Path) -> None:
         ("vae_use_slicing", "yes", "'yes' is not a boolean; use true"),
         ("vae_use_tiling", 1, "1 is not a boolean; use true"),
         ("cache_backend", "tea_cache", "use none, first_block_cache, taylorseer_cache"),
-        ("cache_config", {"threshold": 1}, "is for a cache_backend, and none is named"),
+        ("cache_config", {"threshold": 1}, "needs cache_backend; set it"),
         ("attention_backend", "", "is empty; give text such as 'native'"),
         ("diffusion_compile_granularity", "full", "use none or regional"),
         ("warmup_shapes", "64x64", "is not a list; write sizes such as"),
-        ("warmup_shapes", ["64"], "holds '64', which is no size"),
-        ("warmup_shapes", ["0x64"], "holds '0x64', which is no size"),
-        ("lora_dir", "./nowhere", "names no folder that is there"),
+        ("warmup_shapes", ["64"], "contains '64', which is not a size"),
+        ("warmup_shapes", ["0x64"], "contains '0x64', which is not a size"),
+        ("lora_dir", "./nowhere", "is not an existing folder"),
         ("max_cpu_loras", 0, "0 is out of range; give a whole number from 1"),
         ("prompt_embed_cache_bytes", 0, "0 is out of range; give a whole number from 1"),
         ("lora_modules", ["a"], "is not a mapping; write `name: path` lines"),
@@ -112,39 +113,44 @@ def test_a_wrong_value_is_refused_by_its_key(
     ("key", "written", "where", "expected"),
     [
         ("quantization", "int3", "quantization.method", "use int8, fp8, bitsandbytes_8bit"),
-        ("quantization", {"method": "gguf"}, "quantization.gguf_file", "is needed by method gguf"),
+        (
+            "quantization",
+            {"method": "gguf"},
+            "quantization.gguf_file",
+            "is required with method gguf",
+        ),
         (
             "quantization",
             {"method": "int8", "gguf_file": __file__},
             "quantization.gguf_file",
-            "is needed by method gguf, and by that alone",
+            "is required with method gguf and refused with others",
         ),
         (
             "quantization",
             {"method": "gguf", "gguf_file": "./no.gguf"},
             "quantization.gguf_file",
-            "names no file that is there",
+            "is not an existing file",
         ),
-        ("lora_modules", {"../x": "org/x"}, "lora_modules.../x", "is no name for an adapter"),
-        ("lora_modules", {"x": "./no"}, "lora_modules.x", "names no file or folder that is there"),
-        ("lora_modules", {"x": 3}, "lora_modules.x", "is neither text nor a mapping with path"),
+        ("lora_modules", {"../x": "org/x"}, "lora_modules.../x", "is not a name for an adapter"),
+        ("lora_modules", {"x": "./no"}, "lora_modules.x", "is not an existing file or folder"),
+        ("lora_modules", {"x": 3}, "lora_modules.x", "is not text or a mapping with path"),
         (
             "lora_modules",
             {"x": {"path": "org/x", "weight_name": "../secret.safetensors"}},
             "lora_modules.x",
-            "which is no .safetensors file in the folder",
+            "which is not a .safetensors file in the folder",
         ),
         (
             "lora_modules",
             {"x": {"path": "org/x", "weight_name": "x.bin"}},
             "lora_modules.x",
-            "which is no .safetensors file in the folder",
+            "which is not a .safetensors file in the folder",
         ),
         (
             "lora_modules",
             {"x": __file__},
             "lora_modules.x",
-            "test_pipeline_schema.py, which is no .safetensors file",
+            "test_pipeline_schema.py, which is not a .safetensors file",
         ),
     ],
 )
@@ -172,22 +178,22 @@ def test_a_wrong_part_of_a_mapping_is_refused_by_its_path(
         (
             {"enable_cpu_offload": True, "enable_layerwise_offload": True},
             "enable_layerwise_offload",
-            "does not go with enable_cpu_offload",
+            "cannot be combined with enable_cpu_offload",
         ),
         (
             {"enable_layerwise_offload": True, "parallel_config": {"world_size": 2}},
             "enable_layerwise_offload",
-            "is for one device, and a replica has 2",
+            "supports one device, and a replica has 2",
         ),
         (
             {"enable_cpu_offload": True, "lora_modules": {"a": "org/a"}},
             "enable_cpu_offload",
-            "does not go with adapters",
+            "cannot be combined with adapters",
         ),
         (
             {"diffusion_compile_granularity": "regional", "lora_modules": {"a": "org/a"}},
             "diffusion_compile_granularity",
-            "does not go with adapters",
+            "cannot be combined with adapters",
         ),
     ],
 )

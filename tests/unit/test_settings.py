@@ -139,7 +139,7 @@ def test_a_wrong_number_is_refused_by_name_value_and_fix(name: str, text: str) -
         (
             "WEBHOOK_SECRET",
             "whsec_QUJD",
-            "'***' is no key that signs: write whsec_ and at least 24",
+            "'***' is not a signing key; write whsec_ and at least 24",
         ),
         ("WEBHOOK_SECRET", "QUJD" * 8, "openssl rand -base64 32"),
         ("WEBHOOK_ALLOW_PRIVATE", "perhaps", "is not a boolean"),

@@ -26,10 +26,11 @@ from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.features.float32_retry import FiniteRuns
-from workers.engine.generation import Generation, Observer, SilentObserver
+from workers.engine.generation import Generation
 from workers.engine.loader import finish_settings, load_pipeline
+from workers.engine.progress import Progress, SilentProgress
 from workers.engine.runs import PipelineRuns
-from workers.engine.warm_up import WarmUpRequests, is_right_in_company
+from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
 from workers.failures import run_failure, short_cause
 from workers.sharing.rendezvous import Rendezvous
 
@@ -112,14 +113,14 @@ class Engine:
             self.abilities, self._warmup_shapes, steps=100 if self._runs.step_cache.on else None
         )
         for parameters, inputs in requests.of_each_size():
-            self.generate(parameters, SilentObserver(), inputs)
+            self.generate(parameters, SilentProgress(), inputs)
         self.abilities = replace(self.abilities, preview=self._runs.preview.ready)
         # A cache keeps requests apart anyway.
         if self._max_num_seqs > 1 and not self._runs.step_cache.on:
-            self._runs.in_company = [
+            self._runs.batched_tasks = [
                 task
-                for task in self._runs.tasks_for_company
-                if self._is_right_in_company(requests.in_company(task))
+                for task in self._runs.tasks_for_batches
+                if self._is_right_in_batch(requests.in_batch(task))
             ]
 
     def _offer_no_more(self, task: str, failure: GenerationFailed) -> None:
@@ -145,12 +146,12 @@ class Engine:
         """
         return self._runs.turns.coming()
 
-    def _is_right_in_company(self, parameters: Parameters) -> bool:
+    def _is_right_in_batch(self, parameters: Parameters) -> bool:
         try:
-            return is_right_in_company(
+            return is_right_in_batch(
                 parameters,
                 str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
-                lambda asked, inputs: self.generate(asked, SilentObserver(), inputs),
+                lambda asked, inputs: self.generate(asked, SilentProgress(), inputs),
                 self._runs.serve_at_once,
             )
         except GenerationFailed as failure:
@@ -160,7 +161,7 @@ class Engine:
             return False
 
     def generate(
-        self, parameters: Parameters, observer: Observer, inputs: Inputs | None = None
+        self, parameters: Parameters, progress: Progress, inputs: Inputs | None = None
     ) -> Generation:
         """Make the outputs of one request, whose parameters fit the abilities; thread-safe.
 
@@ -172,7 +173,7 @@ class Engine:
         differently in the last places, unless it is `deterministic`.
 
         Raises:
-            Interrupted: When the observer raised it; the engine is as before the call.
+            Interrupted: When `progress` raised it; the engine is as before the call.
             OutOfMemory: The memory of the run is free again.
             NonFiniteOutput: NaN or infinity came instead of an output, in float32 too.
             LoraLoadFailed: An adapter cannot be read or does not fit; the others are as before.
@@ -182,7 +183,7 @@ class Engine:
         try:
             with self._one_at_a_time:
                 return self._finite_runs.serve(
-                    parameters, observer, inputs or Inputs(), self._chunk
+                    parameters, progress, inputs or Inputs(), self._chunk
                 )
         except ServingError:
             raise

@@ -17,9 +17,10 @@ from scripts.lab.family_trial import Watcher, pixels, small_inputs, together
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import call_arguments
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted, frames_in, images_in, to_images, to_videos
+from workers.engine.generation import frames_in, images_in, to_images, to_videos
 from workers.engine.loader import load_pipeline
 from workers.engine.pipelines import task_pipelines
+from workers.engine.progress import Interrupted
 from workers.families import FRAME_COUNTS
 from workers.sharing.merging import Unmergeable, layout
 
@@ -118,7 +119,7 @@ def _looks(denoiser: Any, reasons: list[str]) -> Any:
     return look
 
 
-_SEATS = 4
+_SLOTS = 4
 
 
 _CANCELED_AT = 2
@@ -171,9 +172,9 @@ def try_folder(folder: Path, called_with: Mapping[str, Any], findings: Findings)
     own = [task for task, pipe in bare.items() if pipe is next(iter(bare.values()))]
     findings.tasks = own
     engine.warm_up()
-    company = [task for task in own if task in engine._runs.in_company]
-    findings.starts = "yes" if company == own else "no"
-    engine._runs.in_company = ()
+    batch = [task for task in own if task in engine._runs.batched_tasks]
+    findings.starts = "yes" if batch == own else "no"
+    engine._runs.batched_tasks = ()
     for task in own:
         asked = small_request(engine, task, called_with)
         expected, steps = _made_bare(bare[task], asked)
@@ -202,7 +203,7 @@ def _plan(folder: Path, called_with: Mapping[str, Any]) -> ReplicaPlan:
     counts = [called_with[name] for name in FRAME_COUNTS if called_with.get(name)]
     if counts:
         defaults["num_frames"] = counts[0]
-    args = EngineArgs(model=str(folder), device="cpu", max_num_seqs=_SEATS)
+    args = EngineArgs(model=str(folder), device="cpu", max_num_seqs=_SLOTS)
     bare = load_pipeline(ReplicaPlan("sweep", 0, StageConfig(0, RuntimeConfig((0,)), args), (0,)))
     _fit(bare, defaults)
     stage = StageConfig(0, RuntimeConfig((0,)), args, default_sampling_params=defaults)

@@ -19,8 +19,8 @@ from diffusers.loaders.lora_base import (
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
 from configs.parameters import Lora
-from configs.pipeline_schema import LORA_NAME
-from configs.stage_config import LoraSource, PipelineSettings
+from configs.stage_config import PipelineSettings
+from configs.stage_fields import LORA_NAME, LoraSource
 from workers.devices.chunk import denoisers
 from workers.failures import is_out_of_memory, short_cause
 
