@@ -51,7 +51,6 @@ class RankChild:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is there no more."""
         return self.process.poll() is not None
 
     def hear(self) -> Any:
