@@ -148,7 +148,7 @@ class Claims:
         pipeline = self._redis.pipeline(transaction=False)
         for request_id in ids:
             pipeline.hgetall(self._keys.request(request_id))
-        return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
+        return [*map(Request.from_hash, filter(None, pipeline.execute()))] if ids else []
 
     def _requeue(self, request: Request, owner: str, blame: str) -> Moved | None:
         answer = self._scripts.call(
