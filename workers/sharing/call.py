@@ -103,12 +103,13 @@ class Member:
         alone: bool,
         key: Hashable,
         outputs: Sequence[int],
+        present: list[bool] | None = None,
     ) -> None:
         """Made by :meth:`Rendezvous.member`."""
         self.alone = alone
         self.key = key
         self.outputs = tuple(outputs) if len(outputs) > 1 else (1,)
-        self.present = [True] * len(outputs)
+        self.present = [True] * len(outputs) if present is None else present
         self.kind: Any = None
         self.bell = Bell()
         self.layouts = LayoutMemory()

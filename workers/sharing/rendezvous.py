@@ -144,13 +144,18 @@ class Rendezvous:
 
     @contextmanager
     def member(
-        self, *, alone: bool = False, key: Hashable = None, outputs: Sequence[int] = (1,)
+        self,
+        *,
+        alone: bool = False,
+        key: Hashable = None,
+        outputs: Sequence[int] = (1,),
+        present: list[bool] | None = None,
     ) -> Iterator[Member]:
         """Make the calls of this thread those of requests, each with so many outputs.
 
         See :class:`Member`.
         """
-        member = Member(self._forget, alone=alone, key=key, outputs=outputs)
+        member = Member(self._forget, alone=alone, key=key, outputs=outputs, present=present)
         self._local.member = member
         try:
             yield member
