@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
 from configs.fields import Number, OneOf, SectionSchema, Text, Whole, readers
+from configs.parameters import PARAMETERS, Parameter
 from configs.stage_config import (
     EngineArgs,
     ParallelConfig,
@@ -33,29 +34,26 @@ def parallel_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         yield "world_size", [reason]
     if "device_map" in data and degrees:
         names = " and ".join(degrees)
-        yield "device_map", [f"puts parts on devices, and {names} share each call; leave out one"]
+        yield (
+            "device_map",
+            [f"spreads parts over devices, while {names} split each call; leave one out"],
+        )
     elif "device_map" in data and world_size < 2:
         yield "device_map", ["needs several devices; set world_size, or leave it out"]
 
 
 _OFFLOADS: Final = ("enable_cpu_offload", "enable_layerwise_offload")
-
-
 _KEEPS_STATE: Final = (
-    "keeps state from step to step of one request, so that requests cannot share steps; "
+    "keeps state between the steps of one request, so requests cannot share steps; "
     "set max_num_seqs to 1"
 )
-
-
 _MOVES_PARTS: Final = (
-    "moves whole parts to and fro, which requests that share steps would do to each other; "
+    "moves whole parts of the pipeline, which requests that share steps use at the same time; "
     "set max_num_seqs to 1, or use enable_layerwise_offload"
 )
-
-
 _COMPILES_ANEW: Final = (
-    "does not go with adapters (lora_dir, lora_modules), each of which would compile anew; "
-    "take one out"
+    "cannot be combined with adapters (lora_dir, lora_modules), each of which would compile "
+    "again; remove one of the two"
 )
 
 
@@ -64,19 +62,22 @@ def _pair_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     offload = next((key for key in _OFFLOADS if data.get(key)), None)
     devices = getattr(data.get("parallel_config"), "world_size", 1)
     if all(data.get(key) for key in _OFFLOADS):
-        yield _OFFLOADS[1], f"does not go with {_OFFLOADS[0]}; choose one of the two"
+        yield _OFFLOADS[1], f"cannot be combined with {_OFFLOADS[0]}; remove one of the two"
     if cache and data.get("max_num_seqs", 1) > 1:
         yield "cache_backend", _KEEPS_STATE
     if data.get("cache_config") and not cache:
-        yield "cache_config", "is for a cache_backend, and none is named; name one"
+        yield "cache_config", "needs cache_backend; set it, or remove cache_config"
     if data.get("enable_cpu_offload") and data.get("max_num_seqs", 1) > 1:
         yield "enable_cpu_offload", _MOVES_PARTS
     for key in (*_OFFLOADS, *(("cache_backend",) if cache else ())):
         if data.get(key) and devices > 1:
-            yield key, f"is for one device, and a replica has {devices}; set world_size to 1"
+            yield key, f"supports one device, and a replica has {devices}; set world_size to 1"
     if data.get("lora_dir") or data.get("lora_modules"):
         if offload:
-            yield offload, "does not go with adapters (lora_dir, lora_modules); take one out"
+            yield (
+                offload,
+                "cannot be combined with adapters (lora_dir, lora_modules); remove one of the two",
+            )
         if data.get("diffusion_compile_granularity") == "regional":
             yield "diffusion_compile_granularity", _COMPILES_ANEW
 
@@ -87,16 +88,16 @@ def kind_fault(stage: Mapping[Any, Any]) -> str | None:
     if kind == "diffusion":
         return None
     if kind is None:
-        return "is missing; write stage_type: diffusion, the only kind served here"
+        return "is missing; write stage_type: diffusion, the only kind that is supported"
     runtime = stage.get("runtime")
     replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
-    fix = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
+    fix = "remove the stage, or write stage_type: diffusion for a diffusers pipeline"
     if replicas is not None and replicas != 1:  # it may be anything, a list too
         return (
-            f"is not a diffusion stage and has runtime.num_replicas {replicas!r}: only diffusion "
-            f"stages can have replicas, and no other kind is served here; {fix}"
+            f"is not supported and has runtime.num_replicas {replicas!r}: only diffusion stages "
+            f"can have replicas; {fix}"
         )
-    return f"is not a diffusion stage, the only kind served here; {fix}"
+    return f"is not supported: only diffusion stages are; {fix}"
 
 
 def count_fault(devices: tuple[int, ...], replicas: int, each: int) -> str:
@@ -123,12 +124,12 @@ def twin_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, dict[str, 
         for earlier, other in enumerate(stages[:index]):
             if stage.stage_id == other.stage_id:
                 faults["stage_id"] = [
-                    f"is already that of stages[{earlier}]; give each stage its own number"
+                    f"is already the stage_id of stages[{earlier}]; use another number"
                 ]
             if stage.model_name == other.model_name:
                 reason = (
-                    f"makes {stage.model_name!r} the name of this model, as of stages[{earlier}]; "
-                    "clients could not tell them apart; give one a served_model_name of its own"
+                    f"gives this model the name {stage.model_name!r}, which stages[{earlier}] has; "
+                    "set another served_model_name"
                 )
                 named = stage.engine_args.served_model_name is not None
                 faults["engine_args"] = {"served_model_name" if named else "model": [reason]}
@@ -141,7 +142,7 @@ _UNSERVED: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_para
 
 def _unserved_degree(instead: str) -> fields.Integer:
     """A degree that can only be 1 here."""
-    reason = f"is a way to split a model that is not served here; leave it out; {instead}"
+    reason = f"is not supported; leave it out: {instead}"
     return fields.Integer(
         strict=True, error_messages={"invalid": reason}, validate=validate.Equal(1, error=reason)
     )
@@ -155,7 +156,7 @@ class ParallelConfigSchema(SectionSchema):
 
     section = "under engine_args.parallel_config"
 
-    tensor_parallel_size = _unserved_degree("ulysses_degree shares each call among devices")
+    tensor_parallel_size = _unserved_degree("ulysses_degree splits each call over devices")
     pipeline_parallel_size = _unserved_degree("device_map: balanced puts parts on several devices")
     data_parallel_size = _unserved_degree("runtime.num_replicas serves more requests at a time")
 
@@ -188,7 +189,7 @@ class QuantizationSchema(SectionSchema):
     def _build(self, data: dict[str, Any], **_: Any) -> Quantization:
         file = data.get("gguf_file")
         if (data["method"] == "gguf") != (file is not None):
-            reason = "is needed by method gguf, and by that alone"
+            reason = "is required with method gguf and refused with others"
             raise ValidationError({"gguf_file": [reason]})
         return Quantization(**{**data, "components": tuple(data.get("components", ()))})
 
@@ -229,27 +230,33 @@ class RuntimeSchema(SectionSchema):
     section = "under runtime"
 
 
+def _stage_default(parameter: Parameter) -> fields.Field[Any]:
+    """Return the reader of a parameter's default in a stage file."""
+    low, high = parameter.stage_bounds or (parameter.low, parameter.high)
+    if parameter.type is int and low is not None and high is not None:
+        return Whole(int(low), int(high), parameter.unit)
+    if parameter.type is float:
+        return Number(low, high, parameter.unit)
+    if parameter.words:
+        return OneOf(*parameter.words)
+    if parameter.limit:  # free text, which may be empty
+        example = parameter.example
+        reason = f'is not text; put it in quotes, such as "{example}"'
+        return fields.String(error_messages={"invalid": reason})
+    return Text(parameter.example)
+
+
 class SamplingParamsSchema(SectionSchema):
     """`default_sampling_params`; the limits of the service and of the model may be narrower."""
 
     section = "under default_sampling_params"
 
-    num_inference_steps = Whole(1, 100_000, "steps")
-    guidance_scale = Number(0, 100, "guidance scale")
-    true_cfg_scale = Number(0, 100, "guidance scale")
-    strength = Number(0, 1, "share of the steps")
-    width = Whole(8, 65_536, "pixels")
-    height = Whole(8, 65_536, "pixels")
-    num_frames = Whole(1, 100_000, "frames")
-    fps = Number(1, 120, "frames in a second")
-    num_outputs_per_prompt = Whole(1, 10_000, "outputs")
-    seed = Whole(0, 2**63 - 1, "seed")
-    negative_prompt = fields.String(
-        error_messages={"invalid": 'is not text; put it in quotes, such as "blurry"'}
-    )
-    scheduler = Text("DDIMScheduler")
-    output_format = OneOf("png", "jpeg", "webp", "mp4")
-    output_compression = Whole(0, 100, "quality")
+    class Meta(SectionSchema.Meta):
+        include: ClassVar[dict[str, fields.Field[Any]]] = {
+            name: _stage_default(parameter)
+            for name, parameter in PARAMETERS.items()
+            if parameter.stage_default
+        }
 
 
 class StageSchema(SectionSchema):
@@ -303,7 +310,7 @@ class StageFileSchema(SectionSchema):
         required=True,
         validate=validate.Length(
             min=1,
-            error="names no stage; write an entry for each model, such as `- stage_id: 0`",
+            error="is empty; write an entry for each model, such as `- stage_id: 0`",
         ),
         error_messages={
             "required": "is missing; write `stages:` with one entry for each model",

@@ -67,7 +67,7 @@ class Demise:
             self._mark.error = f"{why}; the process was ended"
             self._mark.leave()
             runner.closed.set()
-            heartbeat.beat_now()
+            heartbeat.heartbeat_now()
             threading.Thread(
                 target=self._end_without_device, args=(runner, heartbeat), name="end", daemon=True
             ).start()

@@ -187,7 +187,7 @@ blueprint = Blueprint("models", __name__, description="What can be asked for.")
 def models() -> dict[str, Any]:
     """List the models that some replica has loaded."""
     service = current_service()
-    replicas = service.router.registry.all()
+    replicas = service.registry.all()
     return list_object(
         [
             model_object(

@@ -149,7 +149,7 @@ def completions() -> dict[str, Any]:
 
 
 def _answer(service: Service, request: Request, left_aside: list[str]) -> dict[str, Any]:
-    measured = Measurements.of(request, service.router.registry)
+    measured = Measurements.of(request, service.registry)
     words = len(request.parameters.prompt.split())
     made = len(request.outputs)
     return {

@@ -10,18 +10,14 @@ import re
 import secrets
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from PIL import Image, ImageOps, UnidentifiedImageError
-from redis.exceptions import RedisError
 
-from configs.errors import FieldError, OutputWriteFailed, StoreUnavailable
+from configs.errors import FieldError
 from configs.parameters import Parameters
-from routing.outputs import OutputStore
-from routing.router import Router
 
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 
@@ -153,48 +149,6 @@ def all_inputs(parameters: Parameters) -> tuple[str, ...]:
     """Return the names of all inputs of a request: its images, then its mask."""
     mask = parameters.mask_image
     return (*parameters.image, *((mask,) if mask else ()))
-
-
-@contextmanager
-def stored(router: Router, request_id: str, files: Mapping[str, bytes]) -> Iterator[None]:
-    """Store files before what refers to them; where that fails they are removed again.
-
-    Not where Redis did not answer, since what refers to them may be recorded: they are removed with
-    the request, or by :meth:`Router.withdraw`. Should this process die, the sweep does it.
-
-    Raises:
-        StoreUnavailable: They could not be written.
-        redis.RedisError: Redis did not answer.
-    """
-    if not files:
-        yield
-        return
-    outputs, written = router.outputs, list[str]()
-    router.loose.note(request_id)
-    try:
-        for name, data in files.items():
-            _write(outputs, name, data)
-            written.append(name)
-        yield
-    except RedisError:
-        raise
-    except BaseException:
-        # What went wrong first is what the client is told; what stays is the sweep's.
-        with suppress(OSError, RedisError):
-            for name in written:
-                outputs.remove_file(name)
-            router.loose.strike(request_id)
-        raise
-
-
-def _write(outputs: OutputStore, name: str, data: bytes) -> None:
-    try:
-        outputs.write(name, data)
-    except OutputWriteFailed as failed:
-        raise StoreUnavailable(
-            "The input images could not be stored; nothing was recorded, send it again.",
-            retry_after=_RETRY_S,
-        ) from failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from api.requests.checks import (
     webhook_faults,
     webhook_of,
 )
-from api.requests.inputs import InputFiles, stored
+from api.requests.inputs import InputFiles
 from api.requests.schema import RequestBodySchema, RequestEditSchema
 from api.service import Service
 from configs.errors import (
@@ -279,10 +279,5 @@ def submit_body(
         idempotency_key=key,
         fingerprint=fingerprint({**native, **new.inputs.digests}),
     )
-    router = service.router
-    with stored(router, request_id, new.inputs.files):
-        accepted = router.submit(submission)
-    if not accepted.created and new.inputs.files:
-        router.outputs.remove(request_id)
-        router.loose.strike(request_id)
+    accepted = service.router.submit(submission, new.inputs.files)
     return Submitted(accepted, new.given)

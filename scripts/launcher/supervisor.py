@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from scripts.launcher.child_process import Backoff, ChildProcess
 from scripts.launcher.parts import Part
 
 
-class StopWish:
-    """Set by a first signal; a second one asks to hurry."""
+class StopSignals:
+    """SIGINT, SIGTERM and SIGHUP: the first one asks to stop, a second one to hurry."""
 
     def __init__(self) -> None:
         """Take over the signals; a SIGHUP that was ignored (``nohup``) stays ignored."""
@@ -32,7 +32,7 @@ class StopWish:
         """Whether there was a signal."""
         return self._event.is_set()
 
-    def hurries(self) -> bool:
+    def hurry(self) -> bool:
         """Whether there was more than one."""
         return self._times > 1
 
@@ -72,7 +72,7 @@ class SupervisedPart:
 
 
 class Supervisor:
-    """Runs parts until they are stopped (``scripts/launcher/supervisor.py``)."""
+    """Starts parts, and starts again those that end."""
 
     def __init__(
         self,
@@ -187,10 +187,7 @@ def _spelled(status: int) -> str:
     return f"signal {-status}{f' ({described.lower()})' if described else ''}"
 
 
-OUTLIVE_S = 0.4  # how long a part that lingers may outlive the ones it lingered for
-
-
-HURRY_S = 1.0  # every grace, once somebody has asked a second time
+HURRY_S = 1.0  # every grace, after a second signal
 
 
 _KILL_S = 1.0
@@ -201,10 +198,10 @@ _PAUSE_S = 0.02
 
 @dataclass(frozen=True)
 class Shutdown:
-    """How the parts are brought to their end.
+    """How the parts are stopped.
 
     Attributes:
-        hurried: Whether somebody has asked a second time.
+        hurried: Whether there was a second signal.
         say: Prints one line to people.
         clock: Seconds that never go back.
         sleep: Waits for so many seconds.
@@ -216,37 +213,47 @@ class Shutdown:
     sleep: Callable[[float], None] = time.sleep
 
     def stop(self, members: Sequence[SupervisedPart]) -> None:
-        """End all parts: in their order, and the ones of one order together.
+        """Stop all parts: in their order, and the ones of one order together.
 
-        A part that lingers goes on while the next ones end: the API still answers the clients that
-        wait for what the replicas finish. What is idle ends at once, so that the graces are rare.
+        A part with a head start ends beside those of the next order, and has its own grace for it.
         """
-        lingering: list[SupervisedPart] = []
+        ending: dict[SupervisedPart, float] = {}  # with the moment at which each is killed
         for order in sorted({member.part.stop_order for member in members}):
-            row = [member for member in members if member.part.stop_order == order]
-            for member in row:
-                if member.process is not None:
-                    member.process.terminate()
-            self._wait(row, max(member.part.grace_s for member in row))
-            self._wait(lingering, OUTLIVE_S)
-            self._kill([*lingering, *(member for member in row if not member.part.lingers)])
-            lingering = [member for member in row if member.part.lingers]
-        self._kill(lingering)
+            asked_at = self.clock()
+            limits = ending
+            ending = {}
+            for member in members:
+                if member.part.stop_order != order or member.process is None:
+                    continue
+                member.process.terminate()
+                part = member.part
+                if part.head_start_s is None:
+                    limits[member] = asked_at + part.grace_s
+                else:
+                    ending[member] = asked_at + part.grace_s
+            starts = {member: asked_at + (member.part.head_start_s or 0.0) for member in ending}
+            self._wait(limits | starts, asked_at)
+            self._kill(limits)
+        self._wait(ending, self.clock())
+        self._kill(ending)
 
-    def _wait(self, members: Sequence[SupervisedPart], seconds: float) -> None:
-        started = self.clock()
-        while any(_runs(member) for member in members):
-            if self.clock() - started >= (min(seconds, HURRY_S) if self.hurried() else seconds):
+    def _wait(self, limits: Mapping[SupervisedPart, float], asked_at: float) -> None:
+        """Wait until each has ended or its moment is over."""
+        while True:
+            now = self.clock()
+            hurried = self.hurried() and now - asked_at >= HURRY_S
+            if hurried or not any(now < limit and _runs(each) for each, limit in limits.items()):
                 return
             self.sleep(_PAUSE_S)
 
-    def _kill(self, members: Sequence[SupervisedPart]) -> None:
+    def _kill(self, members: Iterable[SupervisedPart]) -> None:
         late = [member for member in members if _runs(member)]
         for member in late:
             if member.process is not None:
-                self.say(f"{member.part.name} did not end in time and is killed")
+                self.say(f"{member.part.name} did not stop in time and is killed")
                 member.process.kill()
-        self._wait(late, _KILL_S)
+        now = self.clock()
+        self._wait(dict.fromkeys(late, now + _KILL_S), now)
 
 
 def _runs(member: SupervisedPart) -> bool:

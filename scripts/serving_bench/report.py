@@ -14,14 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 _REPLICA_COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-
-
 _WAITING: Final = "#dddddd"
-
-
 _FAILED: Final = "#222222"
-
-
 _MOST_BARS: Final = 400
 
 
@@ -85,8 +79,6 @@ def _colour(name: str | None, names: list[str]) -> str:
 
 
 _WIDTH: Final = 72
-
-
 _LABEL: Final = 36
 
 
@@ -101,7 +93,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield _line("Model", document["model"])
     yield _line("Backend, data set, task", _joined(document, "backend", "dataset", "task"))
     yield _line("Arrivals", document["arrivals"])
-    yield _line("Requests on the way at a time", f"{document['max_concurrency']} at most")
+    yield _line("Requests in flight", f"{document['max_concurrency']} at most")
     yield _line("Warm-up requests", document["warmup_requests"])
     yield _rule()
     yield _line("Duration", f"{document['duration']:.2f} s")
@@ -117,10 +109,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     latency = {name: document[f"latency_{name}"] for name in ("mean", "p50", "p95", "p99")}
     yield _row("Latency", latency)
     if document["queue_time"]["max"]:
-        yield _row("  in the replica's line", document["queue_time"])
+        yield _row("  waiting for the replica", document["queue_time"])
         yield _row("  running", document["run_time"])
     if document["client_wait"]["max"] > 0.01:
-        yield _row("Before: waiting in this client", document["client_wait"])
+        yield _row("  waiting in this client", document["client_wait"])
     for name, mean in document["stage_durations_mean"].items():
         yield _line(f"  {name}, mean", f"{mean:.3f} s")
     if document["batch_mean"] is not None:
@@ -168,8 +160,6 @@ def _rule() -> str:
 
 
 _DPI: Final = 110
-
-
 _PAGE: Final = Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

@@ -25,7 +25,7 @@ def test_a_running_request_is_told_to_stop(api: Api, replica: PlayedReplica) -> 
     answer = api.post(f"/v1/requests/{request_id}/cancel")
     assert answer.status_code == 202
     assert body_of(answer)["status"] == "running"
-    signals = api.service.router.claims.progress(claimed, 1, 20, 0.1)
+    signals = api.claims.progress(claimed, 1, 20, 0.1)
     assert signals is not None
     assert signals.cancel
     replica.stop(claimed)
@@ -38,7 +38,7 @@ def test_delete_removes_record_and_files(api: Api, replica: PlayedReplica) -> No
     answer = api.delete(f"/v1/requests/{request_id}")
     assert (answer.status_code, answer.data) == (204, b"")
     assert api.get(f"/v1/requests/{request_id}").status_code == 404
-    assert api.service.router.outputs.names(request_id) == []
+    assert api.service.outputs.names(request_id) == []
     assert api.delete(f"/v1/requests/{request_id}").status_code == 404
 
 
@@ -47,6 +47,6 @@ def test_delete_of_a_running_request_stops_it(api: Api, replica: PlayedReplica) 
     claimed = replica.claim()
     assert api.delete(f"/v1/requests/{request_id}").status_code == 204
     assert api.get(f"/v1/requests/{request_id}").status_code == 404
-    signals = api.service.router.claims.progress(claimed, 1, 20, 0.1)
+    signals = api.claims.progress(claimed, 1, 20, 0.1)
     assert signals is not None
     assert signals.cancel

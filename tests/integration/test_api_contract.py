@@ -54,7 +54,7 @@ def world(settings: Settings, redis_client: Redis) -> Iterator[Api]:
 
 
 def _end_all(replica: PlayedReplica, over: threading.Event) -> None:
-    claims = replica.service.router.claims
+    claims = replica.claims
     while not over.wait(0.01):
         request = claims.claim(replica.name, replica.incarnation)
         if request is not None:

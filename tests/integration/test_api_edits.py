@@ -105,7 +105,7 @@ def test_a_running_request_can_be_changed_in_a_little(api: Api, replica: PlayedR
     assert changed.status_code == 200
     assert body_of(changed)["parameters"]["guidance_scale"] == 5
     assert body_of(changed)["timeout"] == 12
-    signals = api.service.router.claims.progress(claimed, 1, 20, 0.1)
+    signals = api.claims.progress(claimed, 1, 20, 0.1)
     assert signals is not None
     assert signals.revision == 1
 
@@ -123,7 +123,7 @@ def test_a_run_is_told_of_the_scales_that_changed(api: Api, replica: PlayedRepli
         ({"true_cfg_scale": None}, {"guidance_scale": 4, "true_cfg_scale": None}),
     ):
         assert api.patch(request_id, **fields).status_code == 200
-        run.edit(api.service.router.store.get(request_id))
+        run.edit(api.service.records.get(request_id))
         assert run.guidance() == told
 
 

@@ -105,7 +105,7 @@ def test_no_ready_replica_is_503(api: Api) -> None:
 
 def test_a_model_of_an_earlier_stage_file_is_not_served(api: Api, replica: PlayedReplica) -> None:
     """The registry keeps what was loaded once; only what the file names or somebody has counts."""
-    registry = api.service.router.registry
+    registry = api.service.registry
     registry.publish_model(LoadedModel("former", 0, ABILITIES))
     assert set(wrong_fields(api.submit(model="former"))) == {"model"}
     elsewhere = api.replica("replica7")

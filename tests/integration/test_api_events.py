@@ -31,7 +31,7 @@ def api(api_settings: Settings, open_api: ApiOpener) -> Api:
 
 
 def step(api: Api, request: Any, number: int) -> None:
-    api.service.router.claims.progress(request, number, 20, 0.5)
+    api.claims.progress(request, number, 20, 0.5)
 
 
 def test_a_request_is_followed_from_the_line_to_its_end(api: Api, replica: PlayedReplica) -> None:
@@ -141,12 +141,12 @@ def test_a_preview_is_told_and_gone_at_the_end(api: Api, replica: PlayedReplica)
     request = replica.claim()
     with following(api, request.id) as stream:
         stream.next()
-        api.service.router.claims.preview(request, 3, b"jpeg bytes")
+        api.claims.preview(request, 3, b"jpeg bytes")
         preview = stream.next()
         assert preview.name == "preview"
         assert preview.data == {"step": 3, "image": "data:image/jpeg;base64,anBlZyBieXRlcw=="}
     replica.succeed(request)
-    assert api.service.router.store.preview(request.id) is None
+    assert api.service.records.preview(request.id) is None
 
 
 def test_a_preview_of_a_claim_that_was_lost_counts_for_nothing(
@@ -154,9 +154,9 @@ def test_a_preview_of_a_claim_that_was_lost_counts_for_nothing(
 ) -> None:
     api.submitted()
     request = replica.claim()
-    api.service.router.claims.finish(request, Outcome(Status.CANCELED))
-    api.service.router.claims.preview(request, 3, b"late")
-    assert api.service.router.store.preview(request.id) is None
+    api.claims.finish(request, Outcome(Status.CANCELED))
+    api.claims.preview(request, 3, b"late")
+    assert api.service.records.preview(request.id) is None
 
 
 def test_a_request_removed_while_it_is_followed_ends_the_stream(

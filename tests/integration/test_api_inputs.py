@@ -61,7 +61,7 @@ def test_a_mask_makes_it_inpaint(api: Api, editing: PlayedReplica) -> None:
     assert request["parameters"]["mask_image"] == urls[1]
     assert api.get(urls[1]).data == MASK
     claimed = editing.claim().parameters
-    read = api.service.router.outputs.read
+    read = api.service.outputs.read
     assert [read(name) for name in claimed.image] == [RED]
     assert read(claimed.mask_image or "") == MASK
 

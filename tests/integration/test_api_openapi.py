@@ -88,7 +88,7 @@ def test_answers_are_as_the_spec_says(api: Api, replica: PlayedReplica, spec: Sp
     check(api.get(f"/v1/requests/{first['id']}"), "get", one, 200)
     check(api.patch(first["id"], seed=1, timeout=5, expires_in=99), "patch", one, 200)
     claimed = replica.claim()
-    api.service.router.claims.progress(claimed, 1, 20, 0.1)
+    api.claims.progress(claimed, 1, 20, 0.1)
     check(api.get(f"/v1/requests/{first['id']}"), "get", one, 200)
     check(api.post(f"/v1/requests/{first['id']}/cancel"), "post", f"{one}/cancel", 202)
     replica.succeed(claimed)

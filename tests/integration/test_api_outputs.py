@@ -39,5 +39,5 @@ def test_an_output_is_a_file_that_may_be_kept(api: Api, replica: PlayedReplica) 
 def test_a_file_that_is_gone_is_404(api: Api, replica: PlayedReplica) -> None:
     request_id = api.submitted()["id"]
     replica.succeed(replica.claim())
-    api.service.router.outputs.remove(request_id)
+    api.service.outputs.remove(request_id)
     assert api.get(f"/v1/requests/{request_id}/outputs/0").status_code == 404

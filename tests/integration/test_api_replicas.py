@@ -49,7 +49,7 @@ def test_an_unknown_replica_is_404(api: Api, replica: PlayedReplica) -> None:
         api.post("/v1/replicas/replica9/restart"),
     ):
         assert answer.status_code == 404
-        assert "known are replica0" in error_of(answer)["message"]
+        assert "use one of replica0" in error_of(answer)["message"]
 
 
 def test_a_drained_replica_gets_nothing_until_it_is_resumed(
@@ -84,9 +84,9 @@ def test_a_restart_takes_one_process_out_and_the_next_one_joins(
     asked = api.post("/v1/replicas/replica0/restart?drain_s=90")
     assert (asked.status_code, body_of(asked)["state"]) == (202, "draining")
     assert body_of(api.get(f"/v1/requests/{waiting['id']}"))["replica"] == other.name
-    wish = replica.beat().drain
-    assert wish is not None
-    assert (wish.seconds, wish.ends) == (90.0, True)
+    command = replica.beat().drain
+    assert command is not None
+    assert (command.seconds, command.ends) == (90.0, True)
     assert {api.submitted()["replica"] for _ in range(3)} == {other.name}
     replica.beat(ReplicaState.DRAINING, stopping=True)
     replica.beat(ReplicaState.GONE)

@@ -125,7 +125,7 @@ def test_a_request_runs_to_its_outputs(api: Api, replica: PlayedReplica) -> None
     assert (running["status"], running["queue_position"]) == ("running", None)
     assert running["started_at"] is not None
 
-    api.service.router.claims.progress(claimed, 5, 20, 0.1)
+    api.claims.progress(claimed, 5, 20, 0.1)
     assert body_of(api.get(path))["progress"] == {
         "step": 5,
         "steps": 20,

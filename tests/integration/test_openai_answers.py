@@ -57,7 +57,7 @@ def served(
     """Make a call that waits, play the replica's part, and return the answer and the request."""
     with held(api, send) as call:
         wait_until(
-            lambda: call.done() or api.service.router.claims.waiting_at(replica.name),
+            lambda: call.done() or api.claims.waiting_at(replica.name),
             10,
             "the request",
         )
@@ -234,7 +234,7 @@ def test_ends_other_than_success(
 
 def test_a_request_that_expires_answers_409(api: Api, editing: PlayedReplica) -> None:
     with held(api, post(api, "/v1/images/generations", prompt="a", expires_in=0.01)) as call:
-        wait_until(api.service.router.claims.expire, 10, "the request to expire")
+        wait_until(api.claims.expire, 10, "the request to expire")
         answer = call.result(timeout=10)
     assert (answer.status_code, error_of(answer)["code"]) == (409, "expired")
 
@@ -252,7 +252,7 @@ def test_one_key_is_one_request(api: Api, editing: PlayedReplica) -> None:
 
 def test_a_closing_api_lets_go_and_cancels(api: Api, editing: PlayedReplica) -> None:
     with held(api, post(api, "/v1/images/generations", prompt="a")) as call:
-        wait_until(lambda: api.service.router.claims.waiting_at(editing.name), 10, "the request")
+        wait_until(lambda: api.claims.waiting_at(editing.name), 10, "the request")
         api.service.held_calls.close()
         answer = call.result(timeout=10)
     assert answer.status_code == 503

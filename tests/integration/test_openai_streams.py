@@ -43,7 +43,7 @@ def streaming(api: Api, path: str = GENERATIONS, **fields: Any) -> Iterator[Even
 
 
 def show(api: Api, request: Request, step: int) -> None:
-    claims = api.service.router.claims
+    claims = api.claims
     claims.progress(request, step, STEPS, 0.5)
     claims.preview(request, step, f"step {step}".encode())
 
@@ -142,7 +142,7 @@ def test_a_closing_api_says_so_and_cancels(api: Api, showing: PlayedReplica) -> 
         api.service.held_calls.close()
         (error,) = events.rest()
     assert error.data["error"]["code"] == "unavailable"
-    assert api.service.router.store.get(request.id).cancel
+    assert api.service.records.get(request.id).cancel
 
 
 def test_a_client_that_goes_cancels(api: Api, showing: PlayedReplica) -> None:
@@ -150,13 +150,11 @@ def test_a_client_that_goes_cancels(api: Api, showing: PlayedReplica) -> None:
         request = showing.claim()
         show(api, request, 10)
         events.next()
-    assert api.service.router.store.get(request.id).cancel
+    assert api.service.records.get(request.id).cancel
     showing.stop(request)
     with streaming(api):
-        waiting = wait_until(
-            lambda: api.service.router.claims.waiting_at(showing.name), 10, "the request"
-        )
-    assert api.service.router.store.get(waiting[0].id).status is Status.CANCELED
+        waiting = wait_until(lambda: api.claims.waiting_at(showing.name), 10, "the request")
+    assert api.service.records.get(waiting[0].id).status is Status.CANCELED
 
 
 def test_what_is_wrong_before_the_stream_has_its_status(api: Api, showing: PlayedReplica) -> None:
@@ -177,7 +175,7 @@ def test_with_a_key_it_outlives_its_client(api: Api, showing: PlayedReplica) -> 
     key = {"Idempotency-Key": "k"}
     with reading(api.client.post(GENERATIONS, json=body, headers=key, buffered=False)):
         request = showing.claim()
-    assert not api.service.router.store.get(request.id).cancel
+    assert not api.service.records.get(request.id).cancel
     showing.succeed(request)
     with reading(api.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
         (completed,) = events.rest()

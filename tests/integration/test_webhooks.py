@@ -14,7 +14,7 @@ from api.webhooks.post import DeliveryRefused, address_fault, post
 from api.webhooks.worker import WebhookSender
 from configs.settings import Settings
 from routing.failover import Sweep
-from routing.outbox import Deliveries
+from routing.outbox import Outbox
 from tests.integration.api_world import Api, PlayedReplica, body_of, wrong_fields
 from tests.integration.receiver import Receiver, receiving
 from tests.integration.routing_world import Clock
@@ -42,8 +42,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def sender(api: Api, clock: Clock) -> WebhookSender:
-    deliveries = Deliveries(api.service.redis, api.service.settings.redis_prefix, clock)
-    return WebhookSender(api.service.settings, api.service.router.store, deliveries, clock)
+    service = api.service
+    outbox = Outbox(service.settings, service.redis, clock)
+    return WebhookSender(service.settings, service.records, outbox, clock)
 
 
 def submitted(api: Api, receiver: Receiver, **more: Any) -> Any:
@@ -81,8 +82,9 @@ def test_the_signature_is_one_that_the_reference_verifies(
 ) -> None:
     submitted(api, receiver)
     replica.fail(replica.claim())
-    router = api.service.router
-    WebhookSender(api.service.settings, router.store, router.deliveries).send_due()
+    service = api.service
+    outbox = Outbox(service.settings, service.redis)
+    WebhookSender(service.settings, service.records, outbox).send_due()
     (message,) = receiver.messages
     told = Verifier(secret).verify(message.body, message.headers)
     assert told["type"] == "request.failed"
@@ -100,8 +102,8 @@ def test_start_and_progress_are_told_where_they_are_wanted(
     request = replica.claim()
     sender.send_due()
     for step in (1, 2, 3):
-        api.service.router.claims.progress(request, step, 20, 0.1)
-    assert sender.deliveries.due() == 1
+        api.claims.progress(request, step, 20, 0.1)
+    assert sender.outbox.due() == 1
     sender.send_due()
     replica.succeed(request)
     sender.send_due()
@@ -114,7 +116,7 @@ def test_a_start_is_told_though_the_end_came_before_anybody_was_told(
 ) -> None:
     request = submitted(api, receiver, events=ALL)
     running = replica.claim()
-    api.service.router.claims.progress(running, 1, 20, 0.1)
+    api.claims.progress(running, 1, 20, 0.1)
     replica.succeed(running)
     assert sender.send_due() == 2
     assert receiver.types == ["request.started", "request.succeeded"]
@@ -154,7 +156,7 @@ def test_after_an_hour_it_is_given_up_and_the_record_says_why(
     request = submitted(api, receiver)
     replica.succeed(replica.claim())
     since = clock.now
-    while sender.deliveries.due() or clock.now < since + 4000:
+    while sender.outbox.due() or clock.now < since + 4000:
         sender.send_due()
         clock.forward(10)
     told = seen(api, request["id"])["webhook"]
@@ -187,7 +189,7 @@ def test_a_sender_that_dies_over_a_message_leaves_it_to_the_next(
 ) -> None:
     submitted(api, receiver)
     replica.succeed(replica.claim())
-    assert sender.deliveries.take() is not None
+    assert sender.outbox.take() is not None
     assert sender.send_due() == 0
     clock.forward(61)
     assert sender.send_due() == 1
@@ -211,9 +213,7 @@ def test_a_due_webhook_wakes_the_worker_once_however_many_sweeps_see_it(
     submitted(api, receiver)
     replica.succeed(replica.claim())
     service = api.service
-    sweep = Sweep(
-        service.redis, service.settings.redis_prefix, service.router, service.settings.retention_s
-    )
+    sweep = Sweep(service.settings, service.redis, service.router, service.broker)
     for _ in range(3):
         assert sweep.run()
     assert service.redis.llen(service.settings.redis_prefix + "webhooks") == 1

@@ -1,7 +1,7 @@
 """A service for one measurement: its processes, started on free ports and ended after it.
 
-The service is the launcher (`scripts/serve.py`) with a run folder of its own, and a Redis of its
-own unless it is given one. Whatever ends this process ends it too. Does not know what is measured.
+The service is the launcher (`scripts/serve.py`) with its own run folder, and its own Redis unless
+it is given one. Whatever ends this process ends it too.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ from scripts.launcher.redis_server import free_port, plan_redis
 from scripts.launcher.supervisor import last_line
 
 _LOOK_EVERY_S: Final = 0.3
-
-
 _END_S: Final = 30.0
-
-
 _REDIS_START_S: Final = 60.0
 
 
