@@ -11,7 +11,7 @@ from tests.engine.living_tensors import growth
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 
 MAX_NUM_SEQS = (1, 8)
 STEPS = 6

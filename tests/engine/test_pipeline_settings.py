@@ -17,7 +17,6 @@ from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import (
     apply_settings,
     compile_blocks,
@@ -26,6 +25,7 @@ from workers.engine.loader import (
     offload_layers,
     offload_parts,
 )
+from workers.engine.progress import Interrupted
 from workers.engine.warm_up import WarmUpRequests
 
 CPU = torch.device("cpu")
@@ -250,7 +250,7 @@ def test_a_warm_up_size_that_the_model_cannot_make_is_refused(
 def test_a_package_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: None)
+    monkeypatch.setattr("workers.devices.weights.find_spec", lambda _: None)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert caught.value.message.startswith("engine_args.quantization: ")
@@ -274,7 +274,7 @@ def test_a_package_that_is_missing_is_named(
 def test_quantization_that_does_not_fit_is_refused(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: True)
+    monkeypatch.setattr("workers.devices.weights.find_spec", lambda _: True)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert says in caught.value.message

@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 HALVES = ("float16", "bfloat16")
 WAIT_S = 60.0
@@ -219,7 +219,7 @@ def test_weights_that_cannot_be_changed_are_left_as_they_are(parameters: MakePar
 class _Halves(DeviceChunk):
     """A chunk whose kernels take no float32."""
 
-    takes_float32 = False
+    supports_float32 = False
 
 
 def test_devices_whose_kernels_take_no_float32_are_not_asked_to(parameters: MakeParameters):

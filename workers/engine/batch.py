@@ -15,7 +15,6 @@ from PIL import Image
 from configs.errors import NonFiniteOutput
 from configs.parameters import FROM_IMAGE_TASKS, Parameters
 from workers.engine.arguments import (
-    ONE_IMAGE_FOR_ALL,
     Inputs,
     arguments_of,
     call_arguments,
@@ -23,12 +22,12 @@ from workers.engine.arguments import (
 )
 from workers.engine.generation import (
     Generation,
-    Interrupted,
-    Progress,
     output_of,
     refuse_non_finite,
 )
+from workers.engine.progress import Interrupted, Progress
 from workers.engine.run import Run, Runs, Slot
+from workers.families import family_of
 
 
 class _Told:
@@ -138,7 +137,7 @@ _OWN = {
 
 def takes_batches(task: str, pipeline_class: Any) -> bool:
     """Tell whether one call of the pipeline may get an image for each of several requests."""
-    return task not in FROM_IMAGE_TASKS or not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL)
+    return task not in FROM_IMAGE_TASKS or not family_of(pipeline_class).one_image_for_all
 
 
 def batch_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> Hashable:

@@ -18,11 +18,9 @@ from PIL import Image
 from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import DeviceChunk, denoisers
-from workers.engine.abilities import DEFAULT_FPS
 from workers.engine.arguments import Inputs, call_arguments
 from workers.engine.generation import (
     Generation,
-    Progress,
     Video,
     frames_in,
     images_in,
@@ -34,7 +32,9 @@ from workers.engine.generation import (
 )
 from workers.engine.loader import free_parts
 from workers.engine.pipelines import PipelineCopies
+from workers.engine.progress import Progress
 from workers.engine.steps import WatchedStep, steps_from
+from workers.families import DEFAULT_FPS
 from workers.sharing.rendezvous import Rendezvous
 
 

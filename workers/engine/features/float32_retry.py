@@ -105,7 +105,7 @@ class Float32Retry(Feature):
     def of(cls, parts: Parts) -> Self | None:
         """Return one; None where the weights are float32 already, or cannot become it."""
         retry = cls(parts.pipe, parts.chunk)
-        return retry if parts.chunk.takes_float32 and retry.precision.can_rise else None
+        return retry if parts.chunk.supports_float32 and retry.precision.can_rise else None
 
     def __init__(self, pipe: Any, chunk: DeviceChunk) -> None:
         """Change nothing yet."""

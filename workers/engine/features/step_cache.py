@@ -15,7 +15,7 @@ import diffusers
 from configs.errors import ModelLoadFailed
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import denoisers
-from workers.devices.weight_dtype import DTYPES
+from workers.devices.weights import DTYPES
 from workers.engine.loader import refusing
 from workers.engine.run import Feature, Parts, Run
 from workers.engine.schedulers import calls_of
