@@ -35,7 +35,7 @@ from workers.engine.loader import load_pipeline
 def plan_of_two(model: Path = BUNDLED, **parallel: Any) -> ReplicaPlan:
     """A plan for two CPU cores."""
     config = ParallelConfig(world_size=2, **parallel)
-    args = EngineArgs(model=str(model), device="cpu", parallel_config=config)
+    args = EngineArgs(model=str(model), device="cpu", parallel_config=config, max_num_seqs=8)
     stage = StageConfig(0, RuntimeConfig((0, 1)), args)
     return ReplicaPlan("replica0", 0, stage, (0, 1))
 

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from workers.patches import method_signature
-from workers.sharing.call import choose_rows, place_rows
 from workers.sharing.checks import excess
 from workers.sharing.denoisers import repeat_changes
-from workers.sharing.merging import Arguments, Unmergeable, layout
+from workers.sharing.merging import Arguments, Unmergeable, choose_rows, layout, place_rows
 
 _logger = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from workers.devices.rank_messages import (
 from workers.devices.weights import load_denoisers
 from workers.failures import is_out_of_memory, short_cause
 from workers.patches import in_float32
-from workers.sharing.call import choose_rows
+from workers.sharing.merging import choose_rows
 
 _logger = logging.getLogger(__name__)
 

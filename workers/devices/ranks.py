@@ -32,8 +32,8 @@ from workers.devices.rank_messages import (
 from workers.devices.rank_processes import RankProcesses
 from workers.devices.weights import weight_dtype
 from workers.failures import short_cause
-from workers.sharing.call import choose_rows
 from workers.sharing.denoisers import repeat_changes
+from workers.sharing.merging import choose_rows
 
 _logger = logging.getLogger(__name__)
 
