@@ -15,9 +15,8 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs, PipelineSettings, ReplicaPlan
-from workers.devices.chunk import DENOISERS, denoisers
-from workers.devices.loader import quantized_arguments
-from workers.devices.weight_dtype import weight_dtype
+from workers.devices.chunk import denoisers
+from workers.devices.weights import DENOISERS, quantized_arguments, weight_dtype
 from workers.failures import is_out_of_memory, short_cause
 from workers.families import family_of
 from workers.patches import ImageTextProcessor, keep_forward
