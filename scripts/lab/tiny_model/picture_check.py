@@ -1,6 +1,7 @@
 """Reads a picture of the little world back: background, colour, shape, place and size.
 
-It fits ideal outlines and the palette to the pixels; nothing here is learned. ``check_picture(image, prompt)`` is all an end-to-end test needs.
+It fits ideal outlines and the palette to the pixels; nothing here is learned.
+``check_picture(image, prompt)`` is all an end-to-end test needs.
 """
 
 from __future__ import annotations
