@@ -47,6 +47,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, known, n=1, cutoff=_NEAR)), None)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun: `1 device`, `2 devices`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def choices(words: Iterable[str]) -> str:
     """Return the words as a sentence lists them: `png, jpeg or webp`."""
     *first, last = words

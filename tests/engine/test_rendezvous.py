@@ -9,7 +9,7 @@ import torch
 
 from tests.engine.toy_denoiser import TIMEOUT_S, Gate, Requests
 from tests.waiting import wait_until
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 
 UNWAITED_S = TIMEOUT_S / 2  # whoever waits at a rendezvous of the toy waits for all of TIMEOUT_S
 

@@ -20,21 +20,12 @@ from workers.devices.copies import DeviceThread, open_device_threads, spread_row
 from workers.devices.rank_group import refusal
 from workers.devices.ranks import Ranks
 from workers.failures import short_cause
+from workers.families import manners_of
 
 _logger = logging.getLogger(__name__)
 
 
 DENOISERS = ("unet", "transformer", "transformer_2")
-
-
-# Denoisers whose pipelines call them for one sample at a time: without guidance by a batch, or once
-# with the prompt and once without. Copies would have work for merged requests alone.
-CALLED_FOR_ONE_ROW = frozenset(
-    (
-        *("FluxTransformer2DModel", "Flux2Transformer2DModel", "QwenImageTransformer2DModel"),
-        *("WanTransformer3DModel", "ChronoEditTransformer3DModel", "HeliosTransformer3DModel"),
-    )
-)
 
 
 def denoisers(pipe: Any) -> dict[str, torch.nn.Module]:
@@ -124,7 +115,7 @@ def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig
         return parallel
     size = parallel.world_size
     shared = replace(parallel, ulysses_degree=size)
-    one_row = {type(module).__name__ for module in found.values()} <= CALLED_FOR_ONE_ROW
+    one_row = all(manners_of(module).one_row_calls for module in found.values())
     if one_row and not any(refusal(module, shared) for module in found.values()):
         return shared
     return replace(parallel, cfg_parallel_size=size)
