@@ -21,7 +21,7 @@ from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_trial import Watcher, pixels, small_inputs, small_request, together
 from scripts.lab.models_table import COLUMNS, PAGE, page, row, trial_of
 from tests.engine.conftest import count_decodes, plan
-from tests.engine.guided_family import SLOW, TRUE_CFG
+from tests.engine.guided_family import SLOW
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -126,6 +126,8 @@ def test_a_task_of_a_family_runs_stops_at_any_step_and_runs_again(
         with pytest.raises(Interrupted):
             engine.generate(asked, Watcher(stop_at=call), inputs)
     assert len(family.decodes) == decoded
+    if name == SLOW:
+        return  # that it runs again is tried for its row in the page of models
     assert np.array_equal(pixels(engine.generate(asked, Watcher(), inputs)), pixels(made))
     other = engine.generate(asked.with_changes({"seed": 4}), Watcher(), inputs)
     assert not np.array_equal(pixels(other), pixels(made))
@@ -143,7 +145,7 @@ def test_outputs_of_a_family_are_what_their_seeds_make_alone(families: Any, name
         assert np.abs(pixels(both, index) - pixels(single)).max() <= 1
 
 
-# The slow one does so below, with prompts of different lengths.
+# The slow one does so for its row in the page of models, with prompts of different lengths too.
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != SLOW])
 def test_requests_of_a_family_that_run_together_make_what_each_makes_alone(
     families: Any, name: str
@@ -160,13 +162,10 @@ def test_requests_of_a_family_that_run_together_make_what_each_makes_alone(
         assert np.abs(pixels(one) - pixels(other)).max() <= 1
 
 
-@pytest.mark.parametrize("name", TRUE_CFG)
-def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(
-    tmp_path: Path, name: str
-):
-    engine = Loaded(save_family(name, tmp_path)).engine
+def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(tmp_path: Path):
+    engine = Loaded(save_family("qwen_image", tmp_path)).engine
     task = engine.abilities.tasks[0]
-    prompts = ("a", "a red circle on a white ground", "a blue square")[: 2 if name == SLOW else 3]
+    prompts = ("a", "a red circle on a white ground", "a blue square")
     asked = [
         small_request(engine.abilities, task, seed=seed, num_inference_steps=5, prompt=prompt)
         for seed, prompt in enumerate(prompts)
