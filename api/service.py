@@ -1,6 +1,6 @@
 """The service behind the calls: settings, stages, router and the threads of this process.
 
-One object for each application, reached by `current_service()`. Does not know the calls themselves.
+One object for each application, which its calls find as `g.service`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from flask import Flask, current_app
+from flask import Flask
 from redis import Redis
 
 from api.models.catalog import Catalog
@@ -59,7 +59,7 @@ class Service:
         broker = Broker(settings)
         router = Router(settings, redis, broker)
         # One of its own, that may block: the others give up sooner.
-        changes = Changes(connect(settings.redis_url), settings.redis_prefix)
+        changes = Changes(settings, connect(settings.redis_url))
         sweep = Sweep(settings, redis, router, broker)
         return cls(
             settings=settings,
@@ -102,8 +102,3 @@ def service_of(app: Flask) -> Service:
     """Return the service of an application."""
     service: Service = app.extensions[_EXTENSION]
     return service
-
-
-def current_service() -> Service:
-    """Return the service of the application whose call is at hand."""
-    return service_of(current_app)

@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from scripts.lab.family_parts import WORDS, byte_tokenizer, clip, t5, tokenizer, vae
-from workers.engine.loader import ImageTextProcessor
+from workers.patches import ImageTextProcessor
 
 
 def flux() -> Any:

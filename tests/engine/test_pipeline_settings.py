@@ -108,7 +108,8 @@ def test_offload_gives_the_same_picture_and_stays_on(
     plain = pixels(served(load(families[name])), asked)
     pipe = load(families[name])
     offload(pipe, CPU)
-    engine = served(pipe, enable_cpu_offload=offload is offload_parts)
+    settings = PipelineSettings(enable_cpu_offload=offload is offload_parts)
+    engine = Engine(pipe, inspect_abilities(pipe, {}), settings, max_num_seqs=4)
     hooks = list(getattr(pipe, "_all_hooks", []))
     decodes = count_decodes(pipe)
     with pytest.raises(Interrupted):
@@ -117,8 +118,8 @@ def test_offload_gives_the_same_picture_and_stays_on(
     for _ in range(2):
         assert np.abs(pixels(engine, asked) - plain).max() <= 1
     assert getattr(pipe, "_all_hooks", []) == hooks
-    # The forwards still go through the rendezvous.
-    assert sum(engine.rendezvous.histogram.values()) > 4
+    if offload is offload_layers:  # the forwards still go through the rendezvous
+        assert sum(engine.rendezvous.histogram.values()) > 4
 
 
 def test_blocks_are_compiled(families: dict[str, Path], parameters: MakeParameters):
@@ -249,7 +250,7 @@ def test_a_warm_up_size_that_the_model_cannot_make_is_refused(
 def test_a_package_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: None)
+    monkeypatch.setattr("workers.devices.weights.find_spec", lambda _: None)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert caught.value.message.startswith("engine_args.quantization: ")
@@ -273,7 +274,7 @@ def test_a_package_that_is_missing_is_named(
 def test_quantization_that_does_not_fit_is_refused(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: True)
+    monkeypatch.setattr("workers.devices.weights.find_spec", lambda _: True)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert says in caught.value.message

@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs
-from workers.devices.copies import DeviceThread, chunk_cores, deal_calls
+from workers.devices.copies import DeviceThread, chunk_cores, split_calls
 from workers.devices.rank_group import meet, open_store, rank_groups
 from workers.devices.rank_messages import (
-    FALL,
     JOIN,
     LOADED,
     READY,
-    RISE,
-    TAKE,
+    SEND_OUTPUT,
+    TO_FLOAT32,
+    TO_USUAL_DTYPE,
     Failed,
     Forward,
     ForwardDone,
@@ -30,10 +30,10 @@ from workers.devices.rank_messages import (
     unpack,
 )
 from workers.devices.rank_processes import RankProcesses
-from workers.devices.weight_dtype import weight_dtype
+from workers.devices.weights import weight_dtype
 from workers.failures import short_cause
-from workers.sharing.call import choose_rows
 from workers.sharing.denoisers import repeat_changes
+from workers.sharing.merging import choose_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -57,19 +57,19 @@ class Rank0Calls:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         rows: int = 0,
-        dealt: Sequence[range] = (),
+        split: Sequence[range] = (),
     ) -> list[Any]:
         """Run a call with the other ranks; returns what each group made of its rows.
 
-        Without `dealt` the first group runs it whole.
+        Without `split` the first group runs it whole.
         """
         self._processes.check()
         packed, tensors = pack((args, kwargs), self._device)
         sent = as_bytes(tensors)
-        own = choose_rows(kwargs, dealt[0], rows) if dealt else kwargs
-        others = self._others[: max(len(dealt) - 1, 0)]
+        own = choose_rows(kwargs, split[0], rows) if split else kwargs
+        others = self._others[: max(len(split) - 1, 0)]
         try:
-            self._processes.tell(Forward(name, packed, rows, tuple(dealt)))
+            self._processes.tell(Forward(name, packed, rows, tuple(split)))
             for each in sent:
                 dist.broadcast(each, src=0)
             output = forward(*args, **own)
@@ -98,7 +98,7 @@ class Rank0Calls:
         """Return the output that the first rank of a group holds for this one."""
         output, tensors = unpack(said.packed, self._device)
         try:
-            self._processes.tell(TAKE, group[:1])
+            self._processes.tell(SEND_OUTPUT, group[:1])
             for each in as_bytes(tensors):
                 dist.recv(each, src=group[0])
         except Exception as error:
@@ -161,7 +161,7 @@ class Ranks:
         self._processes.watch(on_fault)
 
     @property
-    def take_float32(self) -> bool:
+    def supports_float32(self) -> bool:
         """Whether calls in float32 can be shared; the kernels of a ring take lower types alone."""
         return self._args.parallel_config.ring_degree == 1
 
@@ -174,13 +174,13 @@ class Ranks:
         """
         try:
             with self._lock:
-                scarce = self._ask(RISE)
+                scarce = self._ask(TO_FLOAT32)
             if scarce:
                 raise scarce.popitem()[1].as_error()
             yield
         finally:
             with self._lock:
-                self._expect_all(FALL, "the way back to its type")
+                self._expect_all(TO_USUAL_DTYPE, "the way back to its type")
 
     def close(self) -> None:
         """End the other ranks; calls of the denoisers fail from here on."""
@@ -246,14 +246,14 @@ class Ranks:
         def whole(*args: Any, **kwargs: Any) -> Any:
             return run(args, kwargs)[0]
 
-        def run_parts(arguments: Mapping[str, Any], rows: int, dealt: Sequence[range]) -> list[Any]:
-            return run((), arguments, rows, dealt)
+        def run_parts(arguments: Mapping[str, Any], rows: int, split: Sequence[range]) -> list[Any]:
+            return run((), arguments, rows, split)
 
         def repeat(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with self._lock:
                 self._change(name, method, args, kwargs)
 
-        deal_calls(module, self._args.parallel_config.cfg_parallel_size, whole, run_parts)
+        split_calls(module, self._args.parallel_config.cfg_parallel_size, whole, run_parts)
         repeat_changes(module, repeat)
 
     def _change(
