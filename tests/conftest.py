@@ -15,8 +15,8 @@ from configs.settings import Settings
 from routing.connection import connect
 from tests.redis_server import RedisServer, find_redis_server, running_redis
 
-# One thread for torch, here and in what tests start: they run side by side, and where threads are more
-# than cores those that wait spin. Replicas say their own number.
+# One thread for torch, here and in what tests start: they run side by side, and where threads are
+# more than cores those that wait spin. Replicas say their own number.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # How long an example takes is the machine's business; a busy one must not fail a test.
