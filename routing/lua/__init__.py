@@ -1,6 +1,6 @@
 """The Lua scripts: each change of a record or of the registry is one of them, and so atomic.
 
-Scripts write `key.name` and `field.name`; what these are comes from the tables in `routing/keys.py`.
+Scripts write `key.name` and `field.name`, which are looked up in the tables of `routing/keys.py`.
 """
 
 from __future__ import annotations
