@@ -18,7 +18,7 @@ def client() -> FlaskClient:
     register_error_handlers(app)
 
     @app.get("/<name>")
-    def fail(name: str) -> None:
+    def fail(name: str) -> str:
         g.call_id = "call_1"
         raise getattr(errors, name)("why")
 
