@@ -21,7 +21,7 @@ from api.requests import events, files
 from api.requests import views as requests
 from api.service import Service, attach_service
 from configs.settings import Settings, load_settings
-from routing.connection import DOOR_PATIENCE_S, begin_patience, end_patience
+from routing.connection import API_PATIENCE_S, begin_patience, end_patience
 
 VERSION: Final = "0.1.0"
 CALL_ID_HEADER: Final = "X-Request-ID"
@@ -90,7 +90,7 @@ def _register_calls(app: Flask) -> None:
 
 def _begin_call() -> None:
     g.call_id = f"call_{secrets.token_hex(8)}"
-    begin_patience(DOOR_PATIENCE_S)
+    begin_patience(API_PATIENCE_S)
 
 
 def _end_call(_error: BaseException | None) -> None:

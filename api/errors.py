@@ -33,7 +33,7 @@ class FieldErrorSchema(Schema):
     """One wrong field."""
 
     param = text("Path of the field.")
-    message = text("What is wrong, and how to mend it.")
+    message = text("What is wrong, and how to fix it.")
     code = text("Stable word for programs.")
 
 
@@ -158,7 +158,7 @@ def _translated(error: HTTPException) -> ServingError:
         case InvalidRequest.status:
             return InvalidRequest.from_details(_query_errors(error), "The query is refused")
         case _:
-            return MalformedRequest(error.description or "The call can not be read.")
+            return MalformedRequest(error.description or "The call cannot be read.")
 
 
 def _query_errors(error: HTTPException) -> list[FieldError]:

@@ -1,6 +1,6 @@
 """The calls for whoever supervises the service: is the door up, and can it serve.
 
-Does not start or mend anything.
+Does not start or fix anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def health() -> dict[str, str]:
 def ready() -> dict[str, Any]:
     """Say whether Redis answers and every stage has a ready replica; 503 names what is missing."""
     service = current_service()
-    replicas = service.router.registry.all()
+    replicas = service.registry.all()
     standing = [(stage, _of_stage(stage, replicas)) for stage in service.stages]
     missing = [
         FieldError(f"stage {stage.stage_id}", _why_not(stage, own), NoReadyReplica.code)

@@ -26,7 +26,7 @@ _Reader = Callable[[Replica], float | None]
 def metrics() -> Response:
     """Answer a scrape."""
     registry = CollectorRegistry()
-    registry.register(ReplicaCollector(current_service().router.registry.all()))
+    registry.register(ReplicaCollector(current_service().registry.all()))
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
@@ -47,7 +47,9 @@ class ReplicaCollector(Collector):
         yield self._gauge("memory_bytes", "Memory of the process.", _memory)
         yield self._gauge("device_memory_bytes", "Device memory of the process.", _device_memory)
         yield self._gauge(
-            "last_heartbeat_timestamp_seconds", "When the replica last said it lives.", _beat_at
+            "last_heartbeat_timestamp_seconds",
+            "When the replica last said it lives.",
+            _heartbeat_at,
         )
         restarts = CounterMetricFamily(
             "diffusion_replica_restarts", "Starts after the first.", labels=_LABELS
@@ -110,5 +112,5 @@ def _device_memory(replica: Replica) -> float | None:
     return replica.heartbeat.device_memory_bytes
 
 
-def _beat_at(replica: Replica) -> float:
-    return replica.beat_at
+def _heartbeat_at(replica: Replica) -> float:
+    return replica.heartbeat_at

@@ -70,7 +70,7 @@ blueprint = Blueprint("replicas", __name__, description="The processes that do t
 @blueprint.response(200, ReplicaListSchema)
 def replicas() -> dict[str, Any]:
     """List the replicas seen within the last hour, by number."""
-    found = current_service().router.registry.all()
+    found = current_service().registry.all()
     return list_object([replica_object(replica) for replica in found])
 
 
@@ -78,7 +78,7 @@ def replicas() -> dict[str, Any]:
 @blueprint.response(200, ReplicaObjectSchema)
 def replica(name: str) -> dict[str, Any]:
     """Return one replica."""
-    return replica_object(current_service().router.rotation.replica(name))
+    return replica_object(current_service().registry.find(name))
 
 
 @blueprint.route("/v1/replicas/<name>/drain", methods=["POST"])
@@ -90,7 +90,7 @@ def drain(query: dict[str, Any], name: str) -> dict[str, Any]:
     What waits there moves on at once; what runs there may end there within drain_s, and is then
     handed back for another attempt on another replica.
     """
-    return replica_object(current_service().router.rotation.drain(name, _drain_s(query)))
+    return replica_object(current_service().router.drain(name, _drain_s(query)))
 
 
 @blueprint.route("/v1/replicas/<name>/restart", methods=["POST"])
@@ -103,14 +103,14 @@ def restart(query: dict[str, Any], name: str) -> dict[str, Any]:
 
     The new process joins the rotation by itself, unless the replica is drained.
     """
-    return replica_object(current_service().router.rotation.restart(name, _drain_s(query)))
+    return replica_object(current_service().router.restart(name, _drain_s(query)))
 
 
 @blueprint.route("/v1/replicas/<name>/resume", methods=["POST"])
 @blueprint.response(200, ReplicaObjectSchema)
 def resume(name: str) -> dict[str, Any]:
     """Let a replica back into the rotation."""
-    return replica_object(current_service().router.rotation.resume(name))
+    return replica_object(current_service().router.resume(name))
 
 
 def _drain_s(query: dict[str, Any]) -> float:

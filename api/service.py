@@ -16,9 +16,13 @@ from api.requests.waiting import ClientWatch, HeldCalls
 from configs.settings import Settings
 from configs.stage_config import StageConfig
 from configs.stages import load_stages
+from routing.broker import Broker
 from routing.changes import Changes
-from routing.connection import DOOR_ANSWER_S, DOOR_CONNECT_S, connect
+from routing.connection import API_ANSWER_S, API_CONNECT_S, connect
 from routing.failover import Sweep, Sweeper
+from routing.outputs import OutputStore
+from routing.records import Records
+from routing.replica import Registry
 from routing.router import Router
 
 _EXTENSION: Final = "diffusion_service"
@@ -31,6 +35,10 @@ class Service:
     settings: Settings
     stages: tuple[StageConfig, ...]
     redis: Redis
+    records: Records
+    registry: Registry
+    outputs: OutputStore
+    broker: Broker
     router: Router
     catalog: Catalog
     changes: Changes
@@ -46,19 +54,25 @@ class Service:
             ConfigurationError: The stage file is refused.
         """
         stages = load_stages(settings.stage_configs_path)
-        redis = connect(settings.redis_url, DOOR_CONNECT_S, DOOR_ANSWER_S)
-        router = Router.open(settings, redis)
+        redis = connect(settings.redis_url, API_CONNECT_S, API_ANSWER_S)
+        records, registry = Records(settings, redis), Registry(settings, redis)
+        broker = Broker(settings)
+        router = Router(settings, redis, broker)
         # One of its own, that may block: the others give up sooner.
         changes = Changes(connect(settings.redis_url), settings.redis_prefix)
-        sweep = Sweep(redis, settings.redis_prefix, router, settings.retention_s)
+        sweep = Sweep(settings, redis, router, broker)
         return cls(
             settings=settings,
             stages=stages,
             redis=redis,
+            records=records,
+            registry=registry,
+            outputs=OutputStore(settings.outputs_url),
+            broker=broker,
             router=router,
-            catalog=Catalog(stages, router.registry),
+            catalog=Catalog(stages, registry),
             changes=changes,
-            held_calls=HeldCalls(router.store, changes, settings.max_long_polls),
+            held_calls=HeldCalls(records, changes, settings.max_long_polls),
             clients=ClientWatch(),
             sweeper=Sweeper(sweep, settings.sweep_s, settings.heartbeat_expiry_s),
         )
@@ -75,7 +89,7 @@ class Service:
         self.changes.stop()
         self.clients.stop()
         self.sweeper.stop()
-        self.router.broker.close()
+        self.broker.close()
         self.redis.close()
 
 

@@ -187,8 +187,8 @@ def _absent(stage: StageConfig, kind: DeviceKind, machine: Machine) -> list[tupl
     have = f"this machine has {_counted(count, kind)}, {_numbers(count)}"
     if kind == "cpu" and stage.engine_args.device == "auto":
         have = f"{have} (and no CUDA device, so that device numbers are CPU cores)"
-    mend = "name devices it has, and no more replicas than fit (num_replicas)"
-    fault = f"asks for {_plural(len(absent), 'device')} {names}; {have}; {mend}"
+    fix = "name devices it has, and no more replicas than fit (num_replicas)"
+    fault = f"asks for {_plural(len(absent), 'device')} {names}; {have}; {fix}"
     return [("runtime.devices", fault)]
 
 

@@ -2,7 +2,7 @@
 
 Each class carries its public face: the HTTP status, the `code` a client may branch on, and whether
 the same request may be sent again as it is. The text of an error names the field, the value that
-was found and the way to mend it. This module knows no HTTP library; `api/errors.py` alone turns
+was found and the way to fix it. This module knows no HTTP library; `api/errors.py` alone turns
 these into responses, and the request record alone stores them.
 
     stage file, environment ── ConfigurationError ──► launcher prints it, exits non-zero
@@ -64,7 +64,7 @@ class ServingError(Exception):
         """Make one error of several wrong fields, its message a line for each under the heading."""
         lines = [f"{detail.param}: {detail.message}" for detail in details]
         if heading and len(lines) > 1:
-            lines = [f"{heading} ({len(lines)} things to mend)", *(f"  - {line}" for line in lines)]
+            lines = [f"{heading} ({len(lines)} errors)", *(f"  - {line}" for line in lines)]
         elif heading:
             lines = [f"{heading}: {line}" for line in lines]
         return cls("\n".join(lines), details=details)
@@ -218,7 +218,7 @@ class GenerationFailed(GenerationError):
 
 
 class LoraLoadFailed(GenerationError):
-    """Raised when an adapter that a request names can not be read or does not fit the model."""
+    """Raised when an adapter that a request names cannot be read or does not fit the model."""
 
     code = "lora_load_failed"
 
@@ -231,7 +231,7 @@ class OutputWriteFailed(GenerationError):
 
 
 class InputUnavailable(GenerationError):
-    """Raised when an input image of a request can not be read when it is to run."""
+    """Raised when an input image of a request cannot be read when it is to run."""
 
     code = "input_unavailable"
 

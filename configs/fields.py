@@ -1,9 +1,9 @@
-"""Marshmallow fields and the base schema of settings and stage files, and their errors."""
+"""Field types, the base schema of settings and stage files, and the errors that schemas find."""
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, get_origin, get_type_hints
 
 from marshmallow import (
     EXCLUDE,
@@ -18,45 +18,93 @@ from marshmallow import (
 from configs.errors import FieldError
 
 
+def readers(*kinds: type) -> dict[str, fields.Field[Any]]:
+    """Return the readers of the fields of dataclasses, for `Meta.include` of a schema.
+
+    A field's reader stands in its annotation: `steps: Annotated[int, Whole(1, 50, "steps")] = 20`.
+    """
+    return {
+        name: extra
+        for kind in kinds
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if get_origin(hint) is Annotated
+        for extra in hint.__metadata__
+        if isinstance(extra, fields.Field)
+    }
+
+
+_NEAR: Final = 0.6
+_SHORTEST_PART: Final = 4
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant: one that contains the other, or is alike."""
+    name, known = name.lower(), list(known)
+    if len(name) >= _SHORTEST_PART:
+        for other in known:
+            if other in name or name in other:
+                return other
+    return next(iter(get_close_matches(name, known, n=1, cutoff=_NEAR)), None)
+
+
+def choices(words: Iterable[str]) -> str:
+    """Return the words as a sentence lists them: `png, jpeg or webp`."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 class Whole(fields.Integer):
-    """A whole number of some unit, within bounds; with `strict` text such as "3" is refused."""
+    """A whole number of some unit, within bounds where there are any; with `strict` no text."""
 
     def __init__(
         self,
-        low: int,
-        high: int,
-        unit: str,
+        low: int | None = None,
+        high: int | None = None,
+        unit: str = "",
         *,
         strict: bool = True,
         missing: str = "is missing",
         **options: Any,
     ) -> None:
         """Build the reasons from the bounds (both allowed) and the unit."""
-        mend = f"give a whole number from {low} to {high} ({unit})"
-        invalid = f"is not a whole number; {mend}"
-        out_of_range = f"is out of range; {mend}"
+        fix = "" if low is None else f"; give a whole number from {low} to {high} ({unit})"
+        invalid, out_of_range = f"is not a whole number{fix}", f"is out of range{fix}"
+        if low is not None:
+            options["validate"] = validate.Range(low, high, error=out_of_range)
         super().__init__(
             strict=strict,
-            error_messages={"invalid": invalid, "too_large": out_of_range, "required": missing},
-            validate=validate.Range(low, high, error=out_of_range),
+            error_messages={
+                "invalid": invalid,
+                "too_large": out_of_range if fix else invalid,
+                "required": missing,
+            },
             **options,
         )
+        self.unit = unit
 
 
 class Number(fields.Float):
-    """A finite number of some unit, within bounds; with `strict` text such as "3.5" is refused."""
+    """A finite number of some unit, within bounds where there are any; with `strict` no text."""
 
     def __init__(
-        self, low: float, high: float, unit: str, *, strict: bool = True, **options: Any
+        self,
+        low: float | None = None,
+        high: float | None = None,
+        unit: str = "",
+        *,
+        strict: bool = True,
+        **options: Any,
     ) -> None:
         """Build the reasons from the bounds (both allowed) and the unit."""
-        mend = f"give a number from {low:.15g} to {high:.15g} ({unit})"
-        invalid = f"is not a number; {mend}"
+        fix = "" if low is None else f"; give a number from {low:.15g} to {high:.15g} ({unit})"
+        invalid = f"is not a number{fix}"
+        if low is not None:
+            options["validate"] = validate.Range(low, high, error=f"is out of range{fix}")
         super().__init__(
             error_messages={"invalid": invalid, "special": invalid, "too_large": invalid},
-            validate=validate.Range(low, high, error=f"is out of range; {mend}"),
             **options,
         )
+        self.unit = unit
         self._strict = strict
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **_: Any) -> float:
@@ -66,20 +114,32 @@ class Number(fields.Float):
 
 
 class Text(fields.String):
-    """Text that is not blank; `example` shows the reader what is meant."""
+    """Text, and no number instead; with an `example`, which messages show, not blank either."""
 
-    def __init__(self, example: str, **options: Any) -> None:
+    def __init__(self, example: str = "", **options: Any) -> None:
         """Build the reasons from the example."""
-        super().__init__(
-            error_messages={
-                "invalid": f"is not text; give text such as {example!r}, a number in quotes",
-                "required": f"is missing; write one such as {example!r}",
-            },
-            validate=validate.Regexp(
-                r"(?s).*\S", error=f"is empty; give text such as {example!r}, or leave the key out"
-            ),
-            **options,
-        )
+        invalid, required = "is not text", "is missing"
+        if example:
+            invalid += f"; give text such as {example!r}, a number in quotes"
+            required += f"; write one such as {example!r}"
+            blank = f"is empty; give text such as {example!r}, or leave the key out"
+            options["validate"] = validate.Regexp(r"(?s).*\S", error=blank)
+        super().__init__(error_messages={"invalid": invalid, "required": required}, **options)
+
+
+class Flag(fields.Boolean):
+    """true or false; with `strict` no word or number instead."""
+
+    def __init__(self, *, strict: bool = True, **options: Any) -> None:
+        """Take text such as "yes" too where it is not strict, as the environment has it."""
+        reason = "is not a boolean; use true or false"
+        super().__init__(error_messages={"invalid": reason}, **options)
+        self._strict = strict
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **_: Any) -> bool:
+        if self._strict and not isinstance(value, bool):
+            raise self.make_error("invalid", input=value)
+        return super()._deserialize(value, attr, data)
 
 
 class OneOf(fields.String):
@@ -87,7 +147,7 @@ class OneOf(fields.String):
 
     def __init__(self, *words: str, **options: Any) -> None:
         """Build the reasons from the words."""
-        reason = f"is not one of the words known here; give one of {', '.join(words)}"
+        reason = f"is not available; use {choices(words)}"
         super().__init__(
             error_messages={"invalid": reason},
             validate=validate.OneOf(words, error=reason),
@@ -96,14 +156,8 @@ class OneOf(fields.String):
 
 
 _SHORT: Final = reprlib.Repr()
-
-
 _SHORT.maxstring = _SHORT.maxother = 80
-
-
 _SCHEMA_KEY: Final = "_schema"
-
-
 UNKNOWN_KEY: Final = "is an unknown key"
 
 
@@ -151,12 +205,6 @@ def _code(reason: str) -> str:
     return "missing" if reason.startswith("is missing") else "invalid"
 
 
-_NEAR: Final = 0.6
-
-
-_SHORTEST_PART: Final = 4
-
-
 class SectionSchema(Schema):
     """One mapping of the file. A null counts as a key left out; an unknown key is refused.
 
@@ -165,9 +213,7 @@ class SectionSchema(Schema):
     """
 
     class Meta:
-        """Unknown keys are refused by hand, with the nearest known one."""
-
-        unknown: ClassVar[str] = EXCLUDE
+        unknown: ClassVar[str] = EXCLUDE  # refused by `_refuse_unknown`, with the nearest one
 
     error_messages = {  # noqa: RUF012 - declared an instance variable by marshmallow
         "type": "is not a mapping; write `key: value` lines beneath it"
@@ -195,33 +241,18 @@ class SectionSchema(Schema):
             raise ValidationError({str(key): [self._unknown(str(key))] for key in unknown})
 
     def _unknown(self, key: str) -> str:
-        known = ", ".join(sorted(self.fields))
-        return f"{UNKNOWN_KEY}; {self._mend(key)} (known here: {known})"
-
-    def _mend(self, key: str) -> str:
-        """What was probably meant: the key of another section, or one spelt nearly so."""
+        """What is wrong with it, and what was probably meant: maybe a key of another section."""
         others = [other for other in self._sections if not isinstance(self, other)]
         home = next((other.section for other in others if key in other._declared_fields), None)
-        near = _nearest(key, self.fields)
+        near = nearest(key, self.fields)
         if home and near:
-            return f"did you mean {near}, or does it belong {home}?"
+            return f"{UNKNOWN_KEY}; did you mean {near}, or does it belong {home}?"
         if home:
-            return f"it belongs {home}"
+            return f"{UNKNOWN_KEY}; it belongs {home}"
         if near:
-            return f"did you mean {near}?"
+            return f"{UNKNOWN_KEY}; did you mean {near}?"
         for other in others:
-            near = _nearest(key, other._declared_fields)
+            near = nearest(key, other._declared_fields)
             if near:
-                return f"did you mean {near}, which belongs {other.section}?"
-        return "take it out"
-
-
-def _nearest(key: str, known: Iterable[str]) -> str | None:
-    """The known key that contains the given one, or is spelt most like it."""
-    key = key.lower()
-    known = list(known)
-    if len(key) >= _SHORTEST_PART:
-        for name in known:
-            if key in name or name in key:
-                return name
-    return next(iter(get_close_matches(key, known, n=1, cutoff=_NEAR)), None)
+                return f"{UNKNOWN_KEY}; did you mean {near}, which belongs {other.section}?"
+        return f"{UNKNOWN_KEY}; remove it (allowed: {', '.join(sorted(self.fields))})"

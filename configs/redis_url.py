@@ -6,7 +6,7 @@
     sentinel://[[user]:password@]host[:port],host[:port]…[/db]?master=name[&sentinel_password=…]
 
 Only what both of its readers can do is taken, redis-py for the records and kombu for the messages,
-so that they can not come to differ. Opens nothing.
+so that they cannot come to differ. Opens nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS: Final = {
     "ssl_cert_reqs": ("required", "optional", "none"),
     "ssl_check_hostname": ("true", "false"),
 }
-_MEND: Final = "give one such as redis://127.0.0.1:6379/0"
+_FIX: Final = "give one such as redis://127.0.0.1:6379/0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class RedisUrl:
         """Take a URL apart.
 
         Raises:
-            ValueError: It is none; the message says what is wrong and how to mend it.
+            ValueError: It is none; the message says what is wrong and how to fix it.
         """
         try:
             parts = urlsplit(text)
         except ValueError:
-            raise ValueError(f"is not a URL; {_MEND}") from None
+            raise ValueError(f"is not a URL; {_FIX}") from None
         if parts.scheme not in _QUERY:
-            raise ValueError(f"is not a redis://, rediss://, unix:// or sentinel:// URL; {_MEND}")
+            raise ValueError(f"is not a redis://, rediss://, unix:// or sentinel:// URL; {_FIX}")
         query = _query(parts)
         user, at, places = parts.netloc.rpartition("@")
         username, _, password = user.partition(":") if at else ("", "", "")
@@ -122,7 +122,7 @@ def _hosts(scheme: str, places: str) -> tuple[tuple[str, int], ...]:
         except ValueError:
             host, port = None, None
         if not host or port == 0:
-            raise ValueError(f"names no host and port to connect to; {_MEND}")
+            raise ValueError(f"names no host and port to connect to; {_FIX}")
         hosts.append((host, port or PORTS[scheme]))
     return tuple(hosts)
 
@@ -131,7 +131,7 @@ def _db(text: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise ValueError(f"has {text[:40]!r} for the number of the database; {_MEND}")
+        raise ValueError(f"has {text[:40]!r} for the number of the database; {_FIX}")
     return int(text)
 
 

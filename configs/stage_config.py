@@ -1,10 +1,32 @@
-"""What a stage file says, as frozen values."""
+"""What a stage file says, as frozen values; each key with its bounds and its default.
+
+A schema of `configs/stage_schema.py` reads a key by what stands in its annotation.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+from marshmallow import fields, validate
+
+from configs.fields import Flag, Number, OneOf, Text, Whole
+from configs.stage_fields import (
+    CacheOptions,
+    Devices,
+    Environment,
+    ExistingPath,
+    LoraModules,
+    LoraSource,
+    Model,
+    WarmupShape,
+    WarmupShapes,
+)
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+ParallelWay = Literal["auto", "cfg", "context", "device_map"]
+Granularity = Literal["none", "regional"]
 CACHE_BACKENDS = (
     "first_block_cache",
     "taylorseer_cache",
@@ -12,8 +34,6 @@ CACHE_BACKENDS = (
     "faster_cache",
     "pyramid_attention_broadcast",
 )
-
-
 QUANTIZATION_METHODS = ("int8", "fp8", "bitsandbytes_8bit", "bitsandbytes_4bit", "gguf")
 
 
@@ -28,38 +48,11 @@ class Quantization:
         gguf_file: Absolute path of the denoiser's file, for `gguf` alone.
     """
 
-    method: str
-    components: tuple[str, ...] = ()
-    gguf_file: str | None = None
-
-
-@dataclass(frozen=True)
-class WarmupShape:
-    """One size that is run before a replica becomes ready: pixels, and frames for a video."""
-
-    width: int
-    height: int
-    num_frames: int | None = None
-
-
-@dataclass(frozen=True)
-class LoraSource:
-    """Where one adapter is: a file or folder by its absolute path, or a hub id.
-
-    Attributes:
-        path: Absolute path, or `org/name`.
-        weight_name: File in the folder or repository; None where there is only one.
-        revision: Branch, tag or commit of a hub id.
-    """
-
-    path: str
-    weight_name: str | None = None
-    revision: str | None = None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a path of this machine."""
-        return Path(self.path).is_absolute()
+    method: Annotated[str, OneOf(*QUANTIZATION_METHODS, required=True)]
+    components: Annotated[
+        tuple[str, ...], fields.List(Text("transformer"), validate=validate.Length(min=1))
+    ] = ()
+    gguf_file: Annotated[str | None, ExistingPath("file", "./models/flux1-dev-Q4_K_S.gguf")] = None
 
 
 @dataclass(frozen=True)
@@ -86,23 +79,23 @@ class PipelineSettings:
         prompt_embed_cache_bytes: Bytes of embeddings kept at most.
     """
 
-    vae_use_slicing: bool = False
-    vae_use_tiling: bool = False
-    enable_cpu_offload: bool = False
-    enable_layerwise_offload: bool = False
+    vae_use_slicing: Annotated[bool, Flag()] = False
+    vae_use_tiling: Annotated[bool, Flag()] = False
+    enable_cpu_offload: Annotated[bool, Flag()] = False
+    enable_layerwise_offload: Annotated[bool, Flag()] = False
     quantization: Quantization | None = None
-    cache_backend: str | None = None
-    cache_config: Mapping[str, Any] = field(default_factory=dict)
-    attention_backend: str | None = None
-    channels_last: bool = False
-    diffusion_compile_granularity: Literal["none", "regional"] = "none"
-    diffusion_compile_dynamic: bool = True
-    warmup_shapes: tuple[WarmupShape, ...] = ()
-    lora_dir: str | None = None
-    lora_modules: Mapping[str, LoraSource] = field(default_factory=dict)
-    max_cpu_loras: int = 8
-    enable_prompt_embed_cache: bool = True
-    prompt_embed_cache_bytes: int = 268_435_456
+    cache_backend: Annotated[str | None, OneOf("none", *CACHE_BACKENDS)] = None
+    cache_config: Annotated[Mapping[str, Any], CacheOptions()] = field(default_factory=dict)
+    attention_backend: Annotated[str | None, Text("native")] = None
+    channels_last: Annotated[bool, Flag()] = False
+    diffusion_compile_granularity: Annotated[Granularity, OneOf(*get_args(Granularity))] = "none"
+    diffusion_compile_dynamic: Annotated[bool, Flag()] = True
+    warmup_shapes: Annotated[tuple[WarmupShape, ...], WarmupShapes()] = ()
+    lora_dir: Annotated[str | None, ExistingPath("folder", "./loras")] = None
+    lora_modules: Annotated[Mapping[str, LoraSource], LoraModules()] = field(default_factory=dict)
+    max_cpu_loras: Annotated[int, Whole(1, 1024, "adapters")] = 8
+    enable_prompt_embed_cache: Annotated[bool, Flag()] = True
+    prompt_embed_cache_bytes: Annotated[int, Whole(1, 2**40, "bytes")] = 268_435_456
 
     @property
     def one_at_a_time(self) -> str | None:
@@ -110,15 +103,6 @@ class PipelineSettings:
         if self.cache_backend is not None:
             return "cache_backend"
         return "enable_cpu_offload" if self.enable_cpu_offload else None
-
-
-Device = Literal["auto", "cpu", "cuda"]
-
-
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-
-
-ParallelWay = Literal["auto", "cfg", "context", "device_map"]
 
 
 @dataclass(frozen=True)
@@ -135,12 +119,12 @@ class ParallelConfig:
         collective_timeout_s: Ranks that wait for one of them for longer take it to hang.
     """
 
-    world_size: int = 1
-    ulysses_degree: int = 1
-    ring_degree: int = 1
-    cfg_parallel_size: int = 1
-    device_map: Literal["balanced"] | None = None
-    collective_timeout_s: float = 240.0
+    world_size: Annotated[int, Whole(1, 1024, "devices of one replica")] = 1
+    ulysses_degree: Annotated[int, Whole(1, 1024, "ranks")] = 1
+    ring_degree: Annotated[int, Whole(1, 1024, "ranks")] = 1
+    cfg_parallel_size: Annotated[int, Whole(1, 1024, "denoiser copies")] = 1
+    device_map: Annotated[Literal["balanced"] | None, OneOf("balanced")] = None
+    collective_timeout_s: Annotated[float, Number(1, 86_400, "seconds")] = 240.0
 
     @property
     def context_degree(self) -> int:
@@ -173,13 +157,13 @@ class EngineArgs:
         pipeline: Memory, speed, adapters and warm-up.
     """
 
-    model: str
-    served_model_name: str | None = None
-    dtype: Dtype = "auto"
-    device: Device = "auto"
-    revision: str | None = None
-    variant: str | None = None
-    max_num_seqs: int = 1
+    model: Annotated[str, Model("Qwen/Qwen-Image", required=True)]
+    served_model_name: Annotated[str | None, Text("my-model")] = None
+    dtype: Annotated[Dtype, OneOf(*get_args(Dtype))] = "auto"
+    device: Annotated[Device, OneOf(*get_args(Device))] = "auto"
+    revision: Annotated[str | None, Text("main")] = None
+    variant: Annotated[str | None, Text("fp16")] = None
+    max_num_seqs: Annotated[int, Whole(1, 1024, "requests that may share a step")] = 1
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
 
@@ -199,9 +183,9 @@ class RuntimeConfig:
         env: Environment variables set for each of them before torch is imported.
     """
 
-    devices: tuple[int, ...]
-    num_replicas: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
+    devices: Annotated[tuple[int, ...], Devices()]
+    num_replicas: Annotated[int, Whole(1, 1024, "replicas")] = 1
+    env: Annotated[Mapping[str, str], Environment()] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""Marshmallow fields for the values of a stage file that are more than a number or a word."""
+"""Field types for the values of a stage file that are more than a number or a word."""
 
 import os.path
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from marshmallow import ValidationError, fields
@@ -10,9 +12,7 @@ from marshmallow import ValidationError, fields
 from configs.fields import Text
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z", re.ASCII)
-
-
-_MEND: Final = (
+_FIX: Final = (
     "give a diffusers folder (one with model_index.json) or a hub id such as Qwen/Qwen-Image"
 )
 
@@ -29,15 +29,15 @@ def locate_model(value: str) -> str:
     if not _is_path(value):
         if _HUB_ID.match(value):
             return value
-        raise ValueError(f"is neither a folder here nor a hub id; {_MEND}")
+        raise ValueError(f"is neither a folder here nor a hub id; {_FIX}")
     # Not resolved: behind a link, the name as written is the model's name to clients.
     folder = os.path.abspath(os.path.expanduser(value))
     if not os.path.exists(folder):
-        raise ValueError(f"is not there: {folder} does not exist; {_MEND}")
+        raise ValueError(f"is not there: {folder} does not exist; {_FIX}")
     if not os.path.isdir(folder):
-        raise ValueError(f"is not a folder: {folder} is a file; {_MEND}")
+        raise ValueError(f"is not a folder: {folder} is a file; {_FIX}")
     if not os.path.isfile(os.path.join(folder, "model_index.json")):
-        raise ValueError(f"holds no pipeline: {folder} has no model_index.json; {_MEND}")
+        raise ValueError(f"holds no pipeline: {folder} has no model_index.json; {_FIX}")
     return folder
 
 
@@ -48,15 +48,9 @@ def _is_path(value: str) -> bool:
     )
 
 
-_DEVICES_MEND: Final = 'write whole numbers from 0 up with commas between, such as "0,1"'
-
-
+_DEVICES_FIX: Final = 'write whole numbers from 0 up with commas between, such as "0,1"'
 _MAX_DIGITS: Final = 9
-
-
 _WHOLE: Final = re.compile(r"-?[0-9]+\Z")
-
-
 _PLANNED_BY_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES"})
 
 
@@ -69,7 +63,7 @@ class Devices(fields.Field[tuple[int, ...]]):
         for entry in self._entries(value):
             reason = _device_fault(entry)
             if reason:
-                reasons.append(f"{reason}; {_DEVICES_MEND}")
+                reasons.append(f"{reason}; {_DEVICES_FIX}")
             elif int(entry) in numbers:
                 reasons.append(f"names device {int(entry)} twice; name each device once")
             else:
@@ -82,11 +76,11 @@ class Devices(fields.Field[tuple[int, ...]]):
         if isinstance(value, str):
             entries: list[Any] = [entry.strip() for entry in value.split(",")]
             if entries == [""]:
-                raise ValidationError(f"names no device; {_DEVICES_MEND}, or leave the key out")
+                raise ValidationError(f"names no device; {_DEVICES_FIX}, or leave the key out")
             return entries
         if isinstance(value, list):
             if not value:
-                raise ValidationError(f"names no device; {_DEVICES_MEND}, or leave the key out")
+                raise ValidationError(f"names no device; {_DEVICES_FIX}, or leave the key out")
             return value
         return [value]
 
@@ -147,3 +141,146 @@ class Model(Text):
             return locate_model(text.strip())
         except ValueError as error:
             raise ValidationError(str(error)) from None
+
+
+class ExistingPath(Text):
+    """A file or folder that is there, as an absolute path."""
+
+    def __init__(self, kind: str, example: str, **options: Any) -> None:
+        """Take `kind`, which is file or folder, and an example for the reader."""
+        super().__init__(example, **options)
+        self._kind = kind
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **options: Any) -> str:
+        text = super()._deserialize(value, attr, data, **options)
+        # What is blank is left to the validator, which refuses it.
+        return _existing(text.strip(), self._kind) if text.strip() else text
+
+
+def _existing(path: str, kind: str) -> str:
+    """The absolute path of what is there; refused where it is not, or is of another kind."""
+    full = os.path.abspath(os.path.expanduser(path))
+    right = {"file": os.path.isfile, "folder": os.path.isdir}.get(kind, os.path.exists)
+    if not right(full):
+        raise ValidationError(f"names no {kind} that is there: {full}; give the path of one")
+    return full
+
+
+_SHAPE: Final = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})(?:x([1-9][0-9]{0,4}))?\Z")
+_SHAPE_FIX: Final = 'write sizes such as ["512x512", "1024x1024"], with frames "832x480x81"'
+
+
+@dataclass(frozen=True)
+class WarmupShape:
+    """One size that is run before a replica becomes ready: pixels, and frames for a video."""
+
+    width: int
+    height: int
+    num_frames: int | None = None
+
+
+class WarmupShapes(fields.Field[tuple[WarmupShape, ...]]):
+    """A list of `"WxH"` or `"WxHxFRAMES"`, in pixels."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Any, **_: Any
+    ) -> tuple[WarmupShape, ...]:
+        if not isinstance(value, list):
+            raise ValidationError(f"is not a list; {_SHAPE_FIX}")
+        return tuple(self._shape(entry) for entry in value)
+
+    def _shape(self, entry: Any) -> WarmupShape:
+        match = _SHAPE.match(entry) if isinstance(entry, str) else None
+        if match is None:
+            raise ValidationError(f"holds {entry!r}, which is no size; {_SHAPE_FIX}")
+        width, height, frames = match.groups()
+        return WarmupShape(int(width), int(height), int(frames) if frames else None)
+
+
+class CacheOptions(fields.Field[dict[str, Any]]):
+    """Names and values for a cache's configuration; the worker knows which there are."""
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **_: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise ValidationError("is not a mapping; write `option: value` lines beneath it")
+        return dict(value)
+
+
+# What a request may call an adapter: letters, digits and . _ - after a letter or digit.
+LORA_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_LORA_ENDING: Final = ".safetensors"  # other formats are pickles, which can run code
+_LORA_FIX: Final = "give a .safetensors file, a folder that holds one, or a hub id org/name"
+
+
+@dataclass(frozen=True)
+class LoraSource:
+    """Where one adapter is: a file or folder by its absolute path, or a hub id.
+
+    Attributes:
+        path: Absolute path, or `org/name`.
+        weight_name: File in the folder or repository; None where there is only one.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    path: str
+    weight_name: str | None = None
+    revision: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of this machine."""
+        return Path(self.path).is_absolute()
+
+
+class LoraModules(fields.Field[dict[str, LoraSource]]):
+    """Adapters by name: a path or hub id, or a mapping with `path`, `weight_name`, `revision`."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Any, **_: Any
+    ) -> dict[str, LoraSource]:
+        if not isinstance(value, Mapping):
+            raise ValidationError("is not a mapping; write `name: path` lines beneath it")
+        modules, faults = {}, {}
+        for name, entry in value.items():
+            try:
+                modules[_lora_name(name)] = _lora_source(entry)
+            except ValidationError as error:
+                faults[str(name)] = error.messages
+        if faults:
+            raise ValidationError(faults)
+        return modules
+
+
+def _lora_name(name: Any) -> str:
+    if not isinstance(name, str) or not LORA_NAME.match(name):
+        raise ValidationError(
+            "is no name for an adapter; use letters, digits and . _ - after a letter or digit, "
+            "64 at most"
+        )
+    return name
+
+
+def _lora_source(entry: Any) -> LoraSource:
+    if isinstance(entry, str):
+        entry = {"path": entry}
+    known = {"path", "weight_name", "revision"}
+    if not isinstance(entry, Mapping) or not entry.keys() <= known or "path" not in entry:
+        raise ValidationError(f"is neither text nor a mapping with path; {_LORA_FIX}")
+    for name, text in entry.items():
+        if not isinstance(text, str) or not text.strip():
+            raise ValidationError(f"has {name} {text!r}, which is not text; {_LORA_FIX}")
+    weight = entry.get("weight_name", _LORA_ENDING)
+    if os.path.isabs(weight) or ".." in weight.split("/") or not weight.endswith(_LORA_ENDING):
+        raise ValidationError(
+            f"has weight_name {weight!r}, which is no {_LORA_ENDING} file in the folder; "
+            f"{_LORA_FIX}"
+        )
+    path = entry["path"].strip()
+    if os.path.exists(os.path.expanduser(path)) or not _HUB_ID.match(path):
+        path = _existing(path, "file or folder")
+        if os.path.isfile(path):
+            if not path.endswith(_LORA_ENDING):
+                raise ValidationError(f"names {path}, which is no {_LORA_ENDING} file; {_LORA_FIX}")
+            path, weight = os.path.split(path)
+            return LoraSource(path, weight, entry.get("revision"))
+    return LoraSource(path, entry.get("weight_name"), entry.get("revision"))

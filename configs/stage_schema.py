@@ -2,14 +2,20 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from typing import Any, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
-from configs.fields import Number, OneOf, SectionSchema, Text, Whole
-from configs.pipeline_schema import PipelineSettingsSchema, split_settings
-from configs.stage_config import EngineArgs, ParallelConfig, RuntimeConfig, StageConfig
-from configs.stage_fields import Devices, Environment, Model
+from configs.fields import Number, OneOf, SectionSchema, Text, Whole, readers
+from configs.stage_config import (
+    EngineArgs,
+    ParallelConfig,
+    PipelineSettings,
+    Quantization,
+    RuntimeConfig,
+    StageConfig,
+)
 
 DEGREES: Final = ("ulysses_degree", "ring_degree", "cfg_parallel_size")
 
@@ -32,6 +38,49 @@ def parallel_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         yield "device_map", ["needs several devices; set world_size, or leave it out"]
 
 
+_OFFLOADS: Final = ("enable_cpu_offload", "enable_layerwise_offload")
+
+
+_KEEPS_STATE: Final = (
+    "keeps state from step to step of one request, so that requests cannot share steps; "
+    "set max_num_seqs to 1"
+)
+
+
+_MOVES_PARTS: Final = (
+    "moves whole parts to and fro, which requests that share steps would do to each other; "
+    "set max_num_seqs to 1, or use enable_layerwise_offload"
+)
+
+
+_COMPILES_ANEW: Final = (
+    "does not go with adapters (lora_dir, lora_modules), each of which would compile anew; "
+    "take one out"
+)
+
+
+def _pair_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    cache = data.get("cache_backend", "none") != "none"
+    offload = next((key for key in _OFFLOADS if data.get(key)), None)
+    devices = getattr(data.get("parallel_config"), "world_size", 1)
+    if all(data.get(key) for key in _OFFLOADS):
+        yield _OFFLOADS[1], f"does not go with {_OFFLOADS[0]}; choose one of the two"
+    if cache and data.get("max_num_seqs", 1) > 1:
+        yield "cache_backend", _KEEPS_STATE
+    if data.get("cache_config") and not cache:
+        yield "cache_config", "is for a cache_backend, and none is named; name one"
+    if data.get("enable_cpu_offload") and data.get("max_num_seqs", 1) > 1:
+        yield "enable_cpu_offload", _MOVES_PARTS
+    for key in (*_OFFLOADS, *(("cache_backend",) if cache else ())):
+        if data.get(key) and devices > 1:
+            yield key, f"is for one device, and a replica has {devices}; set world_size to 1"
+    if data.get("lora_dir") or data.get("lora_modules"):
+        if offload:
+            yield offload, "does not go with adapters (lora_dir, lora_modules); take one out"
+        if data.get("diffusion_compile_granularity") == "regional":
+            yield "diffusion_compile_granularity", _COMPILES_ANEW
+
+
 def kind_fault(stage: Mapping[Any, Any]) -> str | None:
     """What is wrong with the kind of a stage, or None when it is a diffusion stage."""
     kind = stage.get("stage_type")
@@ -41,13 +90,13 @@ def kind_fault(stage: Mapping[Any, Any]) -> str | None:
         return "is missing; write stage_type: diffusion, the only kind served here"
     runtime = stage.get("runtime")
     replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
-    mend = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
+    fix = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
     if replicas is not None and replicas != 1:  # it may be anything, a list too
         return (
             f"is not a diffusion stage and has runtime.num_replicas {replicas!r}: only diffusion "
-            f"stages can have replicas, and no other kind is served here; {mend}"
+            f"stages can have replicas, and no other kind is served here; {fix}"
         )
-    return f"is not a diffusion stage, the only kind served here; {mend}"
+    return f"is not a diffusion stage, the only kind served here; {fix}"
 
 
 def count_fault(devices: tuple[int, ...], replicas: int, each: int) -> str:
@@ -87,12 +136,6 @@ def twin_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, dict[str, 
             yield index, faults
 
 
-_MOST_REPLICAS: Final = 1024
-
-
-_MOST_DEVICES: Final = 1024
-
-
 _UNSERVED: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -107,14 +150,11 @@ def _unserved_degree(instead: str) -> fields.Integer:
 class ParallelConfigSchema(SectionSchema):
     """`engine_args.parallel_config`."""
 
+    class Meta(SectionSchema.Meta):
+        include = readers(ParallelConfig)
+
     section = "under engine_args.parallel_config"
 
-    world_size = Whole(1, _MOST_DEVICES, "devices of one replica")
-    ulysses_degree = Whole(1, _MOST_DEVICES, "ranks")
-    ring_degree = Whole(1, _MOST_DEVICES, "ranks")
-    cfg_parallel_size = Whole(1, _MOST_DEVICES, "denoiser copies")
-    device_map = OneOf("balanced")
-    collective_timeout_s = Number(1, 86_400, "seconds")
     tensor_parallel_size = _unserved_degree("ulysses_degree shares each call among devices")
     pipeline_parallel_size = _unserved_degree("device_map: balanced puts parts on several devices")
     data_parallel_size = _unserved_degree("runtime.num_replicas serves more requests at a time")
@@ -132,31 +172,61 @@ class ParallelConfigSchema(SectionSchema):
         return ParallelConfig(**{"world_size": math.prod(degrees), **served})
 
 
-class EngineArgsSchema(PipelineSettingsSchema):
+class QuantizationSchema(SectionSchema):
+    """`engine_args.quantization`: a word, or a mapping with `method`."""
+
+    class Meta(SectionSchema.Meta):
+        include = readers(Quantization)
+
+    section = "under engine_args.quantization"
+
+    @pre_load
+    def _take_a_word(self, data: Any, **_: Any) -> Any:
+        return {"method": data} if isinstance(data, str) else data
+
+    @post_load
+    def _build(self, data: dict[str, Any], **_: Any) -> Quantization:
+        file = data.get("gguf_file")
+        if (data["method"] == "gguf") != (file is not None):
+            reason = "is needed by method gguf, and by that alone"
+            raise ValidationError({"gguf_file": [reason]})
+        return Quantization(**{**data, "components": tuple(data.get("components", ()))})
+
+
+class EngineArgsSchema(SectionSchema):
     """`engine_args`."""
 
-    model = Model("Qwen/Qwen-Image", required=True)
-    served_model_name = Text("my-model")
-    dtype = OneOf("auto", "float32", "float16", "bfloat16")
-    device = OneOf("auto", "cpu", "cuda")
-    revision = Text("main")
-    variant = Text("fp16")
-    max_num_seqs = Whole(1, 1024, "requests that may share a step")
+    class Meta(SectionSchema.Meta):
+        include = readers(EngineArgs, PipelineSettings)
+
+    section = "under engine_args"
+
     parallel_config = fields.Nested(ParallelConfigSchema)
+    quantization = fields.Nested(QuantizationSchema)
+
+    @validates_schema
+    def _refuse_pairs(self, data: Mapping[str, Any], **_: Any) -> None:
+        faults = dict(_pair_faults(data))
+        if faults:
+            raise ValidationError({key: [fault] for key, fault in faults.items()})
 
     @post_load
     def _build(self, data: dict[str, Any], **_: Any) -> EngineArgs:
-        return EngineArgs(**split_settings(data))
+        names = {field.name for field in dataclass_fields(PipelineSettings)}
+        settings = {name: value for name, value in data.items() if name in names}
+        if settings.get("cache_backend") == "none":
+            del settings["cache_backend"]
+        others = {name: value for name, value in data.items() if name not in names}
+        return EngineArgs(**others, pipeline=PipelineSettings(**settings))
 
 
 class RuntimeSchema(SectionSchema):
     """`runtime`; its dataclass is made by the stage, which knows how many devices are needed."""
 
-    section = "under runtime"
+    class Meta(SectionSchema.Meta):
+        include = readers(RuntimeConfig)
 
-    devices = Devices()
-    num_replicas = Whole(1, _MOST_REPLICAS, "replicas")
-    env = Environment()
+    section = "under runtime"
 
 
 class SamplingParamsSchema(SectionSchema):

@@ -82,7 +82,7 @@ CANCEL_COMMAND: Final = "cancel_request"
 UPDATE_COMMAND: Final = "update_request"
 
 
-BEAT_COMMAND: Final = "beat_now"
+HEARTBEAT_COMMAND: Final = "heartbeat_now"
 
 
 DELIVER_TASK: Final = "diffusion.deliver"
@@ -110,7 +110,7 @@ _LOST = (OperationalError, RedisError, OSError)
 
 
 def celery_settings(settings: Settings) -> dict[str, Any]:
-    """Return the Celery configuration that the door and the replicas share.
+    """Return the Celery configuration that the API and the replicas share.
 
     Late acknowledgement with a prefetch of one: a killed worker loses no message, and what it has
     not started stays in the list where it can be counted. No results and no priorities in Celery:
@@ -179,9 +179,9 @@ class Broker:
         """Tell a replica at once that a request of its was edited; the record says how."""
         return self._command(node, UPDATE_COMMAND, request_id=request_id, attempt=attempt)
 
-    def beat(self, node: str) -> bool:
+    def ask_heartbeat(self, node: str) -> bool:
         """Ask a replica for a heartbeat now, so that a drain or resume shows at once."""
-        return self._command(node, BEAT_COMMAND)
+        return self._command(node, HEARTBEAT_COMMAND)
 
     def answers(self, node: str, timeout_s: float = 0.3) -> bool:
         """Whether a Celery worker of that name answers now."""

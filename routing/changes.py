@@ -184,7 +184,7 @@ class Changes:
                         self._client_id = int(redis.client_id())
                     self._follow(redis, self.newest())
             except RedisError as error:
-                _logger.warning("the stream of changes can not be read: %s", error)
+                _logger.warning("the stream of changes cannot be read: %s", error)
                 self._stopped.wait(_PAUSE_S)
 
     def _follow(self, redis: Redis, last: str) -> None:

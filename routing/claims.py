@@ -1,8 +1,8 @@
-"""Claims: a replica's side of the record — take the next request, tell its progress, end it.
+"""Claims: a replica's side of the records. It takes the next request, reports on it, ends it.
 
 Every call is fenced: by the replica's incarnation when it takes a request, by attempt and
-incarnation after that. Whatever a replica does with a request that has been given to another counts
-for nothing. Does not know the pipeline, nor Celery.
+incarnation after that. Whatever a replica does with a request that was given to another counts for
+nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from redis import Redis
 
+from configs.settings import Settings
 from routing.keys import Keys
 from routing.lua import Scripts
 from routing.request import Outcome, Request, number_field
@@ -32,7 +33,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A request that was given a new attempt in the line of ``replica``."""
+    """A request that was given a new attempt in the queue of ``replica``."""
 
     id: str
     replica: str
@@ -47,23 +48,16 @@ class Claims:
     """Changes records on behalf of a replica, or of the sweep that stands in for a dead one."""
 
     def __init__(
-        self,
-        redis: Redis,
-        prefix: str,
-        max_attempts: int,
-        policy: str = "round_robin",
-        clock: Callable[[], float] = time.time,
+        self, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time
     ) -> None:
-        """Fail a request at its ``max_attempts``-th crash; move others by the routing policy."""
+        self._settings = settings
         self._redis = redis
-        self._keys = Keys(prefix)
-        self._scripts = Scripts(redis, prefix)
-        self._max_attempts = max_attempts
-        self._policy = policy
+        self._keys = Keys(settings.redis_prefix)
+        self._scripts = Scripts(redis, settings.redis_prefix)
         self._clock = clock
 
     def claim(self, replica: str, incarnation: str) -> Request | None:
-        """Take the first request of the replica's line; None where nothing waits.
+        """Take the first request of the replica's queue; None where nothing waits.
 
         Raises:
             MustRunAlone: Something waits, and may not share the replica with what runs there now.
@@ -141,7 +135,7 @@ class Claims:
         return int(self._scripts.call("expire", self._clock()))
 
     def waiting_at(self, replica: str) -> list[Request]:
-        """Return the requests in the line of a replica, the next first."""
+        """Return the requests in the queue of a replica, the next first."""
         ids: list[str] = self._redis.zrange(self._keys.waiting(replica), 0, -1)  # type: ignore[assignment]
         return self._read(ids)
 
@@ -164,8 +158,8 @@ class Claims:
             owner,
             self._clock(),
             blame,
-            self._max_attempts,
-            self._policy,
+            self._settings.max_attempts,
+            self._settings.routing_policy,
         )
         if answer[0] != "queued":
             return None

@@ -295,13 +295,13 @@ BLOCK_S = 1.0
 
 # The door's: to connect, and to wait for an answer; and what a call may wait for Redis in all, with
 # its wake-up. The rest of the two seconds in which a client has its 503 is the door's own work.
-DOOR_CONNECT_S: Final = 0.6
+API_CONNECT_S: Final = 0.6
 
 
-DOOR_ANSWER_S: Final = 1.0
+API_ANSWER_S: Final = 1.0
 
 
-DOOR_PATIENCE_S: Final = 1.5
+API_PATIENCE_S: Final = 1.5
 
 
 # A peer that is gone without a word (its host lost power) is noticed within half a minute.

@@ -3,8 +3,6 @@
 Idempotent, and under a lock in Redis that expires, so that every API process may run it and any of
 them may die. All it does is fenced by attempt, so a replica that was only slow can do no harm
 afterwards.
-
-Does not know how replicas are started again: that is whoever supervises them.
 """
 
 from __future__ import annotations
@@ -14,29 +12,48 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kombu.exceptions import OperationalError
 from redis import Redis
 from redis.exceptions import RedisError
 
+from configs.settings import Settings
+from routing.broker import Broker
+from routing.claims import Claims
 from routing.keys import Keys
-from routing.replica import FORGET_AFTER_S, Replica, ReplicaState
+from routing.outbox import Outbox
+from routing.outputs import OrphanedOutputs, OutputStore
+from routing.records import Records
+from routing.replica import FORGET_AFTER_S, Registry, Replica, ReplicaState
 from routing.router import Router
 
 _LOCK_S = 30
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class Sweep:
     """One sweep over all replicas, all ended records, and files without a record."""
 
-    redis: Redis
-    prefix: str
-    router: Router
-    retention_s: float
-    clock: Callable[[], float] = time.time
+    def __init__(
+        self,
+        settings: Settings,
+        redis: Redis,
+        router: Router,
+        broker: Broker,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._retention_s = settings.retention_s
+        self._redis = redis
+        self._key = Keys(settings.redis_prefix).sweep
+        self._router = router
+        self._broker = broker
+        self._clock = clock
+        self._records = Records(settings, redis, clock)
+        self._claims = Claims(settings, redis, clock)
+        self._registry = Registry(settings, redis, clock)
+        self._outbox = Outbox(settings, redis, clock)
+        self._outputs = OutputStore(settings.outputs_url)
+        self._orphans = OrphanedOutputs(settings, redis, clock)
 
     def run(self) -> bool:
         """Sweep once; False where another process is at it.
@@ -44,49 +61,50 @@ class Sweep:
         Raises:
             redis.RedisError: Redis did not answer; the next sweep does the rest.
         """
-        key, token = Keys(self.prefix).sweep, secrets.token_hex(8)
-        if not self.redis.set(key, token, nx=True, ex=_LOCK_S):
+        token = secrets.token_hex(8)
+        if not self._redis.set(self._key, token, nx=True, ex=_LOCK_S):
             return False
         try:
-            for replica in self.router.registry.all():
+            for replica in self._registry.all():
                 self._relieve(replica)
-            self.router.claims.expire()
+            self._claims.expire()
             self._remove_old()
-            for _ in range(self.router.deliveries.wakes_wanted()):
-                self.router.broker.wake_webhooks()
+            for _ in range(self._outbox.wakes_wanted()):
+                self._broker.wake_webhooks()
         finally:
-            if self.redis.get(key) == token:
-                self.redis.delete(key)
+            if self._redis.get(self._key) == token:
+                self._redis.delete(self._key)
         return True
 
+    def withdraw(self) -> None:
+        """Do :meth:`Router.withdraw`, which each process does for its own clients."""
+        self._router.withdraw()
+
+    def ping(self) -> None:
+        """Ask whether Redis is back; raises redis.RedisError as long as it is not."""
+        self._redis.ping()
+
     def _relieve(self, replica: Replica) -> None:
-        running = self.router.claims.running_at(replica.name)
+        running = self._claims.running_at(replica.name)
         alive = replica.state in {ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.LOADING}
         for request in running:
-            if alive and request.owner == replica.heartbeat.incarnation:
-                continue
-            move = self.router.claims.move_crashed(request)
-            if move:
-                _logger.warning(
-                    "%s died while it ran %s; attempt %d goes to %s",
-                    replica.name, request.id, move.attempt, move.replica,
-                )  # fmt: skip
-                self.router.broker.wake(move.replica, move.id, move.attempt)
+            if not alive or request.owner != replica.heartbeat.incarnation:
+                self._router.move_crashed(request)
         if replica.waiting and replica.state is not ReplicaState.READY:
-            self.router.rotation.move_waiting(replica.name)
-        long_gone = self.clock() - replica.beat_at > FORGET_AFTER_S
+            self._router.move_waiting(replica.name)
+        long_gone = self._clock() - replica.heartbeat_at > FORGET_AFTER_S
         if long_gone and not replica.waiting and not running and not alive:
-            self.router.registry.forget(replica.name)
+            self._registry.forget(replica.name)
 
     def _remove_old(self) -> None:
-        for request_id in self.router.lists.ended_before(self.clock() - self.retention_s):
+        for request_id in self._records.ended_before(self._clock() - self._retention_s):
             if not self._remove_files(request_id):
                 return
-            self.router.store.remove(request_id)
-        for request_id in self.router.loose.old():
-            if not self.router.store.exists(request_id) and not self._remove_files(request_id):
+            self._records.remove(request_id)
+        for request_id in self._orphans.old():
+            if not self._records.exists(request_id) and not self._remove_files(request_id):
                 return
-            self.router.loose.strike(request_id)
+            self._orphans.strike(request_id)
 
     def _remove_files(self, request_id: str) -> bool:
         """Remove them; False where the store does not: the next sweep tries, and this one goes on.
@@ -94,7 +112,7 @@ class Sweep:
         A store that is away must not keep requests from those that can run them.
         """
         try:
-            self.router.outputs.remove(request_id)
+            self._outputs.remove(request_id)
         except Exception as error:  # noqa: BLE001 - any file system may fail in its own way
             _logger.warning("the files of %s could not be removed: %s", request_id, error)
             return False
@@ -133,9 +151,9 @@ class Sweeper:
         pause_s, was_away = self._grace_s, False
         while not self._stopped.wait(pause_s):
             try:
-                self._sweep.router.withdraw()
+                self._sweep.withdraw()
                 if was_away:
-                    self._sweep.redis.ping()
+                    self._sweep.ping()
                     pause_s, was_away = self._grace_s, False
                 else:
                     self._sweep.run()

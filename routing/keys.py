@@ -122,7 +122,7 @@ class Keys:
         return f"{self.prefix}changes"
 
     @property
-    def loose(self) -> str:
+    def orphaned(self) -> str:
         """The key of the ids whose files may have no record."""
         return f"{self.prefix}loose"
 

@@ -1,7 +1,6 @@
-"""Webhooks: what clients want to be told at an address of theirs, and the deliveries that are due.
+"""The outbox: webhook deliveries, each entered in the same step as the change that it tells of.
 
-A delivery is entered in the same step as the change it tells of, and stays until it is settled, so
-that none is lost with the process that would have sent it. Does not know HTTP, nor what is sent.
+A delivery stays until it is settled, so none is lost with the process that would have sent it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Final
 
 from redis import Redis
 
+from configs.settings import Settings
 from routing.broker import WEBHOOK_QUEUE
 from routing.keys import Keys
 from routing.lua import Scripts
@@ -41,15 +41,17 @@ class Delivery:
     since: float
 
 
-class Deliveries:
+class Outbox:
     """The deliveries that are due, in the order they are."""
 
-    def __init__(self, redis: Redis, prefix: str, clock: Callable[[], float] = time.time) -> None:
-        """Keep them under the prefix."""
+    def __init__(
+        self, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time
+    ) -> None:
+        keys = Keys(settings.redis_prefix)
         self._redis = redis
-        self._key = Keys(prefix).deliveries
-        self._queue = Keys(prefix).queue(WEBHOOK_QUEUE)
-        self._scripts = Scripts(redis, prefix)
+        self._key = keys.deliveries
+        self._queue = keys.queue(WEBHOOK_QUEUE)
+        self._scripts = Scripts(redis, settings.redis_prefix)
         self._clock = clock
 
     def due(self) -> int:
@@ -75,7 +77,7 @@ class Deliveries:
         Raises:
             redis.RedisError: Redis did not answer.
         """
-        taken = self._scripts.call("take_delivery", self._clock(), _LEASE_S)
+        taken = self._scripts.call("outbox_take", self._clock(), _LEASE_S)
         if not taken:
             return None
         return Delivery(taken[0], taken[1], int(taken[2]), float(taken[3]))
@@ -93,7 +95,7 @@ class Deliveries:
         self, delivery: Delivery, again: float | None, delivered: float | None, fault: str
     ) -> None:
         self._scripts.call(
-            "settle_delivery",
+            "outbox_settle",
             delivery.request_id,
             delivery.event,
             number_field(again),

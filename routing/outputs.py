@@ -13,6 +13,7 @@ import fsspec
 from redis import Redis
 
 from configs.errors import OutputWriteFailed
+from configs.settings import Settings
 from routing.keys import Keys
 
 _logger = logging.getLogger(__name__)
@@ -119,16 +120,17 @@ class OutputStore:
 
 
 # Longer than any submit takes, and than a replica needs to let go of a request that was removed.
-LOOSE_AFTER_S: Final = 3600.0
+ORPHAN_AFTER_S: Final = 3600.0
 
 
-class LooseFolders:
-    """The ids that were noted, each with the moment of that."""
+class OrphanedOutputs:
+    """Ids of requests whose files may have no record, each with the moment it was noted."""
 
-    def __init__(self, redis: Redis, prefix: str, clock: Callable[[], float] = time.time) -> None:
-        """Keep them under one key prefix."""
+    def __init__(
+        self, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time
+    ) -> None:
         self._redis = redis
-        self._key = Keys(prefix).loose
+        self._key = Keys(settings.redis_prefix).orphaned
         self._clock = clock
 
     def note(self, request_id: str) -> None:
@@ -154,6 +156,6 @@ class LooseFolders:
             redis.RedisError: Redis did not answer.
         """
         ids: list[str] = self._redis.zrangebyscore(
-            self._key, "-inf", self._clock() - LOOSE_AFTER_S, start=0, num=limit
+            self._key, "-inf", self._clock() - ORPHAN_AFTER_S, start=0, num=limit
         )  # type: ignore[assignment]
         return ids

@@ -1,12 +1,10 @@
-"""The API's side of the records: submit, read, list, edit, cancel, remove."""
+"""Records as clients see them: submit, read, list, edit, cancel, remove."""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -20,95 +18,11 @@ from configs.errors import (
     QueueFull,
     ServingError,
 )
+from configs.parameters import Parameters
+from configs.settings import Settings
 from routing.keys import Keys
 from routing.lua import Scripts
-from routing.parameters import Parameters
-from routing.request import Accepted, Limits, Priority, Request, Status, Submission, number_field
-
-
-class RequestLists:
-    """Reads many records at a time."""
-
-    def __init__(self, redis: Redis, prefix: str) -> None:
-        """Read the lists of one prefix."""
-        self._redis = redis
-        self._keys = Keys(prefix)
-
-    def newest(
-        self,
-        after: str | None = None,
-        *,
-        status: Status | None = None,
-        model: str | None = None,
-        at_once: int = 100,
-    ) -> Iterator[Request]:
-        """Yield records from the newest on, or from the one below ``after`` on.
-
-        ``after`` need not be in the list itself any more: it may have changed its state since.
-
-        Raises:
-            NotFound: There is no record ``after``.
-        """
-        listed = self._keys.listed(status, model)
-        top: float | str = "+inf"
-        if after is not None:
-            score: Any = self._redis.zscore(self._keys.requests, after)
-            if score is None:
-                raise unknown_request(after, param="after")
-            top = repr(float(score))
-        start = 0
-        while True:
-            ids: list[str] = self._redis.zrevrangebyscore(
-                listed, top, "-inf", start=start, num=at_once, withscores=False
-            )  # type: ignore[assignment]
-            for request in self._read(ids):
-                # Of one moment, those after ``after`` in the list's own order were on its page.
-                if after is not None and repr(request.created_at) == top and request.id >= after:
-                    continue
-                if status in {None, request.status}:  # it may have moved on between the two reads
-                    yield request
-            if len(ids) < at_once:
-                return
-            start += len(ids)
-
-    def place(self, request: Request) -> int | None:
-        """Return its place in its replica's line, 1 for the next; None unless it waits."""
-        return self.places([request])[0]
-
-    def places(self, requests: Sequence[Request]) -> list[int | None]:
-        """Return each one's :meth:`place`, asked for all at once."""
-        waiting = [request for request in requests if request.status is Status.QUEUED]
-        pipeline = self._redis.pipeline(transaction=False)
-        for request in waiting:
-            pipeline.zrank(self._keys.waiting(request.replica), request.id)
-        ranks = dict(
-            zip((r.id for r in waiting), pipeline.execute() if waiting else [], strict=True)
-        )
-        found = (ranks.get(request.id) for request in requests)
-        return [None if rank is None else int(rank) + 1 for rank in found]
-
-    def ended_before(self, moment: float, limit: int = 100) -> list[str]:
-        """Return up to ``limit`` ids of records that ended before ``moment``, the oldest first."""
-        ids: list[str] = self._redis.zrangebyscore(
-            self._keys.finished, "-inf", moment, start=0, num=limit
-        )  # type: ignore[assignment]
-        return ids
-
-    def _read(self, ids: list[str]) -> list[Request]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for request_id in ids:
-            pipeline.hgetall(self._keys.request(request_id))
-        return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
-
-
-def unknown_request(request_id: str, param: str = "id") -> NotFound:
-    """Return the error for an id that no record has."""
-    return NotFound(
-        f"There is no request {request_id!r}: the id is wrong, or its record is past its "
-        "retention.",
-        param=param,
-    )
-
+from routing.request import Accepted, Priority, Request, Status, Submission, number_field
 
 _UNKNOWN_ROOM_S: Final = 5.0
 
@@ -124,27 +38,16 @@ class CancelAnswer(StrEnum):
     TERMINAL = "terminal"
 
 
-class RequestStore:
-    """Reads and changes records for the door."""
+class Records:
+    """Reads and changes records for clients."""
 
     def __init__(
-        self,
-        redis: Redis,
-        prefix: str,
-        priority_age_s: float,
-        limits: Limits,
-        clock: Callable[[], float] = time.time,
+        self, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time
     ) -> None:
-        """Accept requests within ``limits``.
-
-        ``priority_age_s`` is the ageing rule: a high request counts as so many seconds older, a low
-        one as so many younger, so that no low request waits for ever.
-        """
+        self._settings = settings
         self._redis = redis
-        self._keys = Keys(prefix)
-        self._scripts = Scripts(redis, prefix)
-        self._priority_age_s = priority_age_s
-        self._limits = limits
+        self._keys = Keys(settings.redis_prefix)
+        self._scripts = Scripts(redis, settings.redis_prefix)
         self._clock = clock
 
     def submit(self, new: Submission) -> Accepted:
@@ -162,10 +65,10 @@ class RequestStore:
             new.stage,
             now,
             new.model,
-            self._limits.policy,
+            self._settings.routing_policy,
             new.affinity_key,
-            self._limits.per_replica,
-            self._limits.per_stage,
+            self._settings.max_waiting_per_replica,
+            self._settings.max_waiting_per_stage,
             new.idempotency_key,
             new.fingerprint,
             self._score(now, new.priority),
@@ -254,7 +157,74 @@ class RequestStore:
         """Remove a record that has ended; False where it has not, or is not there."""
         return bool(self._scripts.call("forget", request_id))
 
+    def newest(
+        self,
+        after: str | None = None,
+        *,
+        status: Status | None = None,
+        model: str | None = None,
+        at_once: int = 100,
+    ) -> Iterator[Request]:
+        """Yield records from the newest on, or from the one below ``after`` on.
+
+        ``after`` need not be in the list itself any more: it may have changed its state since.
+
+        Raises:
+            NotFound: There is no record ``after``.
+        """
+        listed = self._keys.listed(status, model)
+        top: float | str = "+inf"
+        if after is not None:
+            score: Any = self._redis.zscore(self._keys.requests, after)
+            if score is None:
+                raise unknown_request(after, param="after")
+            top = repr(float(score))
+        start = 0
+        while True:
+            ids: list[str] = self._redis.zrevrangebyscore(
+                listed, top, "-inf", start=start, num=at_once, withscores=False
+            )  # type: ignore[assignment]
+            for request in self._read(ids):
+                # Of one moment, those after ``after`` in the list's own order were on its page.
+                if after is not None and repr(request.created_at) == top and request.id >= after:
+                    continue
+                if status in {None, request.status}:  # it may have moved on between the two reads
+                    yield request
+            if len(ids) < at_once:
+                return
+            start += len(ids)
+
+    def queue_position(self, request: Request) -> int | None:
+        """Return its place in its replica's queue, 1 for the next; None unless it waits."""
+        return self.queue_positions([request])[0]
+
+    def queue_positions(self, requests: Sequence[Request]) -> list[int | None]:
+        """Return the :meth:`queue_position` of each, asked for all at once."""
+        waiting = [request for request in requests if request.status is Status.QUEUED]
+        pipeline = self._redis.pipeline(transaction=False)
+        for request in waiting:
+            pipeline.zrank(self._keys.waiting(request.replica), request.id)
+        ranks = dict(
+            zip((r.id for r in waiting), pipeline.execute() if waiting else [], strict=True)
+        )
+        found = (ranks.get(request.id) for request in requests)
+        return [None if rank is None else int(rank) + 1 for rank in found]
+
+    def ended_before(self, moment: float, limit: int = 100) -> list[str]:
+        """Return up to ``limit`` ids of records that ended before ``moment``, the oldest first."""
+        ids: list[str] = self._redis.zrangebyscore(
+            self._keys.finished, "-inf", moment, start=0, num=limit
+        )  # type: ignore[assignment]
+        return ids
+
+    def _read(self, ids: list[str]) -> list[Request]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for request_id in ids:
+            pipeline.hgetall(self._keys.request(request_id))
+        return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
+
     def _refusal(self, answer: Sequence[str], new: Submission) -> ServingError:
+        limits = self._settings
         match answer[0]:
             case "mismatch":
                 return IdempotencyMismatch(
@@ -264,23 +234,33 @@ class RequestStore:
                 )
             case "replica_full":
                 return QueueFull(
-                    f"Every ready replica of {new.model!r} has {self._limits.per_replica} "
-                    "requests waiting; try again later.",
+                    f"All queues of {new.model!r} are full: {limits.max_waiting_per_replica} "
+                    "requests wait for each ready replica; retry later.",
                     retry_after=_seconds_to_room(answer[1]),
                 )
             case "stage_full":
                 return QueueFull(
-                    f"{self._limits.per_stage} requests wait for {new.model!r}; try again later.",
+                    f"The queue of {new.model!r} is full: {limits.max_waiting_per_stage} requests "
+                    "wait; retry later.",
                     retry_after=_seconds_to_room(answer[1]),
                 )
             case _:
                 return NoReadyReplica(
-                    f"No replica of {new.model!r} is ready; GET /v1/replicas tells their states.",
+                    f"No replica of {new.model!r} is ready; see GET /v1/replicas.",
                     retry_after=5.0,
                 )
 
     def _score(self, created_at: float, priority: Priority) -> float:
-        return created_at + priority.rank * self._priority_age_s
+        return created_at + priority.rank * self._settings.priority_age_s
+
+
+def unknown_request(request_id: str, param: str = "id") -> NotFound:
+    """Return the error for an id that no record has."""
+    return NotFound(
+        f"There is no request {request_id!r}: the id is wrong, or its record is past its "
+        "retention.",
+        param=param,
+    )
 
 
 def _accepted(answer: Sequence[Any]) -> Accepted:
@@ -296,55 +276,3 @@ def _accepted(answer: Sequence[Any]) -> Accepted:
 def _seconds_to_room(found: str) -> float:
     seconds = float(found) if found else _UNKNOWN_ROOM_S
     return min(max(1.0, seconds), _LONGEST_ROOM_S)
-
-
-_OLD_S: Final = 120.0  # a command may reach Redis late: when it goes on, or by a slow network
-
-
-_MOST: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class LostSubmit:
-    """One submit: its id, whether its client can find it by a key, whether to give it up."""
-
-    id: str
-    has_key: bool
-    is_old: bool
-
-
-class Unanswered:
-    """The lost submits of this process."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Take the time from ``clock``."""
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._known: dict[str, tuple[float, bool]] = {}
-
-    def add(self, request_id: str, *, has_key: bool) -> None:
-        """Remember a submit; the oldest is forgotten where there are too many."""
-        with self._lock:
-            self._known[request_id] = (self._clock(), has_key)
-            while len(self._known) > _MOST:
-                del self._known[next(iter(self._known))]
-
-    def discard(self, request_id: str) -> None:
-        """Forget a submit."""
-        with self._lock:
-            self._known.pop(request_id, None)
-
-    def renew(self) -> None:
-        """Take them all for new: Redis was away, and gets to what it was sent when it is back."""
-        with self._lock:
-            now = self._clock()
-            self._known = {each: (now, has_key) for each, (_, has_key) in self._known.items()}
-
-    def all(self) -> list[LostSubmit]:
-        """Return those that may have been recorded; an old one will not be any more."""
-        with self._lock:
-            oldest = self._clock() - _OLD_S
-            return [
-                LostSubmit(request_id, has_key, since < oldest)
-                for request_id, (since, has_key) in self._known.items()
-            ]

@@ -11,9 +11,11 @@ from typing import Any
 
 from redis import Redis
 
+from configs.errors import NotFound
+from configs.parameters import Abilities
+from configs.settings import Settings
 from routing.keys import Keys
 from routing.lua import Scripts
-from routing.parameters import Abilities
 
 
 class ReplicaState(StrEnum):
@@ -26,8 +28,8 @@ class ReplicaState(StrEnum):
     GONE = "gone"
 
 
-class Wish(StrEnum):
-    """What an operator may want of a replica."""
+class Command(StrEnum):
+    """What an operator may command of a replica."""
 
     DRAIN = "drain"
     RESTART = "restart"
@@ -71,10 +73,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A replica as the registry shows it: its last heartbeat, its line and its counters."""
+    """A replica as the registry shows it: its last heartbeat, its queue and its counters."""
 
     heartbeat: Heartbeat
-    beat_at: float
+    heartbeat_at: float
     waiting: int
     running: int
     completed: int
@@ -103,24 +105,24 @@ def heartbeat_fields(heartbeat: Heartbeat) -> dict[str, str]:
 
 
 def read_replica(
-    mark: Mapping[str, str], expired: bool, waiting: int, running: int, totals: Mapping[str, str]
+    stored: Mapping[str, str], expired: bool, waiting: int, running: int, totals: Mapping[str, str]
 ) -> Replica:
     """Read a replica as Redis holds it; an expired heartbeat makes it ``gone``."""
     plain = {
-        "name": mark["name"],
-        "incarnation": mark["incarnation"],
-        "stage": int(mark["stage"]),
-        "state": ReplicaState.GONE if expired else ReplicaState(mark["state"]),
-        "stopping": mark["stopping"] == "1",
+        "name": stored["name"],
+        "incarnation": stored["incarnation"],
+        "stage": int(stored["stage"]),
+        "state": ReplicaState.GONE if expired else ReplicaState(stored["state"]),
+        "stopping": stored["stopping"] == "1",
     }
     rest = {
-        field: json.loads(mark[field])
+        field: json.loads(stored[field])
         for field in Heartbeat.__dataclass_fields__
-        if field not in plain and field in mark
+        if field not in plain and field in stored
     }
     return Replica(
         heartbeat=Heartbeat(**{**rest, **plain, "devices": tuple(rest["devices"])}),
-        beat_at=float(mark["beat_at"]),
+        heartbeat_at=float(stored["beat_at"]),
         waiting=waiting,
         running=running,
         completed=int(totals.get("completed", 0)),
@@ -133,11 +135,11 @@ FORGET_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """An operator's word that a replica is to take nothing more.
+class DrainCommand:
+    """An operator's command that a replica is to take nothing more.
 
     Attributes:
-        told_at: Tells one such word from the next; of a clock that is not the replica's.
+        told_at: Tells one command from the next; of a clock that is not the replica's.
         seconds: How long what runs may go on, from when the replica hears of it.
         ends: Whether its process is to end then, to be started again.
     """
@@ -148,27 +150,27 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HeartbeatAnswer:
     """What a heartbeat is answered with.
 
     Attributes:
         state: The state that holds.
-        waiting: Requests in its line.
-        unannounced: How many of these have no message in its queue; while it has room, as many
+        waiting: Requests in its queue.
+        unannounced: How many of these have no message in Celery's queue; while it has room, as many
             wake-ups got lost.
         superseded: Whether the name belongs to a newer process.
-        drain: What an operator wants of it, if anything.
+        drain: The operator's command, if there is one.
     """
 
     state: ReplicaState
     waiting: int
     unannounced: int = 0
     superseded: bool = False
-    drain: Drain | None = None
+    drain: DrainCommand | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LoadedModel:
     """A model some replica has loaded: its stage and what it can do."""
 
     name: str
@@ -180,16 +182,15 @@ class Registry:
     """Reads and writes the registry."""
 
     def __init__(
-        self, redis: Redis, prefix: str, expiry_s: float, clock: Callable[[], float] = time.time
+        self, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time
     ) -> None:
-        """Take the time from ``clock``; a heartbeat counts for ``expiry_s`` seconds."""
+        self._expiry_s = settings.heartbeat_expiry_s
         self._redis = redis
-        self._keys = Keys(prefix)
-        self._scripts = Scripts(redis, prefix)
-        self._expiry_s = expiry_s
+        self._keys = Keys(settings.redis_prefix)
+        self._scripts = Scripts(redis, settings.redis_prefix)
         self._clock = clock
 
-    def beat(self, heartbeat: Heartbeat) -> Standing:
+    def record(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """Record a heartbeat.
 
         A failed replica keeps its place on the list for an hour, so that its reason can be read
@@ -199,7 +200,7 @@ class Registry:
         failed = heartbeat.state is ReplicaState.FAILED
         expires_at = now + (FORGET_AFTER_S if failed else self._expiry_s)
         answer = self._scripts.call(
-            "beat",
+            "heartbeat",
             heartbeat.name,
             heartbeat.incarnation,
             heartbeat.stage,
@@ -209,32 +210,32 @@ class Registry:
             fields=heartbeat_fields(heartbeat),
         )
         if answer[0] == "superseded":
-            return Standing(ReplicaState.GONE, 0, superseded=True)
+            return HeartbeatAnswer(ReplicaState.GONE, 0, superseded=True)
         state, waiting, unannounced, told_at, seconds, ends = answer
-        drain = Drain(told_at, float(seconds), ends == "1") if told_at else None
-        return Standing(ReplicaState(state), int(waiting), int(unannounced), drain=drain)
+        drain = DrainCommand(told_at, float(seconds), ends == "1") if told_at else None
+        return HeartbeatAnswer(ReplicaState(state), int(waiting), int(unannounced), drain=drain)
 
-    def publish_model(self, model: Model) -> None:
-        """Say what a loaded model can do, for the door's checks."""
+    def publish_model(self, model: LoadedModel) -> None:
+        """Publish what a loaded model can do, for the checks of the API."""
         value = {"stage": model.stage, "abilities": model.abilities.to_json()}
         self._redis.hset(self._keys.models, model.name, json.dumps(value))
 
-    def models(self) -> dict[str, Model]:
+    def models(self) -> dict[str, LoadedModel]:
         """Return every model some replica has loaded, by name."""
         raw: Mapping[str, str] = self._redis.hgetall(self._keys.models)  # type: ignore[assignment]
         found = {name: json.loads(value) for name, value in sorted(raw.items())}
         return {
-            name: Model(name, value["stage"], Abilities.from_json(value["abilities"]))
+            name: LoadedModel(name, value["stage"], Abilities.from_json(value["abilities"]))
             for name, value in found.items()
         }
 
-    def ask(self, name: str, wish: Wish, drain_s: float = 0.0) -> str:
-        """Record what an operator wants of a replica; what runs there may take ``drain_s`` more.
+    def command(self, name: str, command: Command, drain_s: float = 0.0) -> str:
+        """Record an operator's command; what runs on the replica may take ``drain_s`` more.
 
         Returns:
             ``done``, ``unknown``, or the state in which a replica has no process to restart.
         """
-        answer: str = self._scripts.call("drain", name, wish, self._clock(), drain_s)
+        answer: str = self._scripts.call("command", name, command, self._clock(), drain_s)
         return answer
 
     def names(self) -> list[str]:
@@ -245,6 +246,17 @@ class Registry:
     def get(self, name: str) -> Replica | None:
         """Return one replica, or None for an unknown name."""
         return self._read([name]).get(name)
+
+    def find(self, name: str) -> Replica:
+        """Return one replica.
+
+        Raises:
+            NotFound: There is no such replica.
+        """
+        replica = self.get(name)
+        if replica is None:
+            raise unknown_replica(name, self.names())
+        return replica
 
     def all(self) -> list[Replica]:
         """Return all replicas seen within the last hour, in the order of their numbers."""
@@ -274,12 +286,22 @@ class Registry:
         now = self._clock()
         replicas = {}
         for place, name in enumerate(names):
-            mark, expires_at, waiting, running, totals = answers[place * 5 : place * 5 + 5]
-            if mark and expires_at is not None:
-                replicas[name] = read_replica(mark, expires_at <= now, waiting, running, totals)
+            stored, expires_at, waiting, running, totals = answers[place * 5 : place * 5 + 5]
+            if stored and expires_at is not None:
+                replicas[name] = read_replica(stored, expires_at <= now, waiting, running, totals)
         return replicas
 
 
 def _by_number(name: str) -> tuple[int, str]:
     digits = name[len(name.rstrip("0123456789")) :]
     return (int(digits) if digits else 0, name)
+
+
+def unknown_replica(name: str, known: list[str]) -> NotFound:
+    """Return the error for a name that no replica has."""
+    return NotFound(
+        f"There is no replica {name!r}; use one of {', '.join(known)}."
+        if known
+        else f"There is no replica {name!r}: none has started within the last hour.",
+        param="name",
+    )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 
 class Status(StrEnum):
@@ -297,18 +297,3 @@ class Accepted(NamedTuple):
     created: bool
     place: int | None
     needs_wake_up: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How requests are spread, and how many may wait.
-
-    Attributes:
-        policy: ``round_robin`` or ``least_work``.
-        per_replica: Requests that may wait in one replica's line.
-        per_stage: Requests that may wait for all replicas of a stage.
-    """
-
-    policy: str = "round_robin"
-    per_replica: int = 1000
-    per_stage: int = 10_000

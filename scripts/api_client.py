@@ -26,7 +26,7 @@ def say(line: str) -> None:
 
 
 def complain(line: str) -> None:
-    """Print an error; one line, unless the configuration has several things to mend."""
+    """Print an error; one line, unless the configuration has several errors."""
     _write(sys.stderr, f"Error: {line}")
 
 
@@ -40,7 +40,7 @@ _CALL_S: Final = 15.0
 
 
 class NoAnswer(Exception):
-    """Raised where the API can not be reached or has no Redis now; a later call may succeed."""
+    """Raised where the API cannot be reached or has no Redis now; a later call may succeed."""
 
 
 class Refused(Exception):
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """One event of a request; its id is empty where a stream is not to be resumed after it."""
 
     name: str
@@ -57,7 +57,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ApiClient:
     """The API at ``url``, asked with ``api_key`` unless that is empty."""
 
     url: str
@@ -110,7 +110,7 @@ class Door:
         request: dict[str, Any] = self._call("POST", f"/v1/requests/{request_id}/cancel")
         return request
 
-    def events(self, request_id: str, last: str = "") -> Iterator[Event]:
+    def events(self, request_id: str, last: str = "") -> Iterator[StreamEvent]:
         """Yield the events of a request after the one with the id ``last``.
 
         The stream may end before the request does: ask again from the last event on.
@@ -128,7 +128,7 @@ class Door:
                 elif field == "event":
                     name = value
                 elif field == "data":
-                    yield Event(name, json.loads(value), number)
+                    yield StreamEvent(name, json.loads(value), number)
                     number = ""
 
     def file(self, path: str) -> bytes:
@@ -190,12 +190,12 @@ _PAUSE_S: Final = 0.5
 
 
 class FollowedRequest:
-    """One request of a door."""
+    """One request of an API."""
 
-    def __init__(self, door: Door, request: dict[str, Any]) -> None:
+    def __init__(self, api: ApiClient, request: dict[str, Any]) -> None:
         """Follow the request whose object was answered at its submit."""
         self.id: str = request["id"]
-        self._door = door
+        self._api = api
         self._request = request
         self._last = ""
 
@@ -211,7 +211,7 @@ class FollowedRequest:
             heard = time.monotonic()
             while self._request["status"] not in TERMINAL:
                 try:
-                    for event in self._door.events(self.id, self._last):
+                    for event in self._api.events(self.id, self._last):
                         heard = time.monotonic()
                         self._take(event, bar)
                 except NoAnswer:
@@ -220,7 +220,7 @@ class FollowedRequest:
                     time.sleep(_PAUSE_S)
         return self._request
 
-    def _take(self, event: Event, bar: Any) -> None:
+    def _take(self, event: StreamEvent, bar: Any) -> None:
         self._last = event.id or self._last
         data = event.data
         match event.name:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from configs.errors import ConfigurationError
+from configs.parameters import MEDIA_TYPES
 from configs.settings import load_settings
-from routing.parameters import MEDIA_TYPES
-from scripts.api_client import Door, FollowedRequest, NoAnswer, Refused, complain, say
+from scripts.api_client import ApiClient, FollowedRequest, NoAnswer, Refused, complain, say
 from scripts.launcher.parts import base_url, reachable
 
 _FORMATS: Final = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".mp4": "mp4"}
@@ -44,22 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     followed = None
     try:
-        door = Door(options.url.rstrip("/"), options.api_key)
-        followed = FollowedRequest(door, door.submit(body, secrets.token_hex(16)))
+        api = ApiClient(options.url.rstrip("/"), options.api_key)
+        followed = FollowedRequest(api, api.submit(body, secrets.token_hex(16)))
         ended = followed.to_end()
-        return _report(door, ended, options.output)
+        return _report(api, ended, options.output)
     except (NoAnswer, Refused, OSError) as error:
         complain(str(error))
         return 1
     except KeyboardInterrupt:
         if followed is not None:
             with contextlib.suppress(NoAnswer, Refused):
-                door.cancel(followed.id)
+                api.cancel(followed.id)
                 complain(f"{followed.id} is canceled.")
         return _CANCELED
 
 
-def _report(door: Door, ended: dict[str, Any], output: Path | None) -> int:
+def _report(api: ApiClient, ended: dict[str, Any], output: Path | None) -> int:
     if ended["status"] != "succeeded":
         reason = (ended.get("error") or {}).get("message", "")
         complain(f"{ended['id']} is {ended['status']}. {reason}".rstrip())
@@ -69,7 +69,7 @@ def _report(door: Door, ended: dict[str, Any], output: Path | None) -> int:
     names = _names(output, ended)
     for path, made in zip(names, ended["outputs"], strict=True):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(door.file(made["url"]))
+        path.write_bytes(api.file(made["url"]))
         size = f"{made['width']}x{made['height']}"
         say(f"{path}  {size}, seed {made['seed']}, {made['bytes']:,} bytes")
     timings = ended["timings"]

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from configs.settings import REPOSITORY
-from scripts.api_client import Door, NoAnswer, Refused
+from scripts.api_client import ApiClient, NoAnswer, Refused
 from scripts.launcher.child_process import ChildProcess
 from scripts.launcher.preflight import StartRefused
 from scripts.launcher.redis_server import free_port, plan_redis
@@ -76,7 +76,7 @@ def running_service(
             launcher,
             {**own, **(environment or {})},
             folder / "launcher.log",
-            lambda _pid: _all_ready(Door(url, api_key), replicas),
+            lambda _pid: _all_ready(ApiClient(url, api_key), replicas),
             f"{replicas} replicas were not ready within {start_timeout_s:g} s (--start-timeout)",
             start_timeout_s,
         ):
@@ -124,7 +124,7 @@ def running_api(
             (sys.executable, "-m", "gunicorn", "--config", "python:api.server"),
             {"RUN_DIR": name, "API_PORT": str(port), **environment},
             Path(name) / "api.log",
-            lambda _pid: _all_ready(Door(url, api_key), replicas),
+            lambda _pid: _all_ready(ApiClient(url, api_key), replicas),
             f"the API did not see {replicas} ready replicas within {start_timeout_s:g} s",
             start_timeout_s,
         ):
@@ -163,17 +163,17 @@ def _running(
         _end(process)
 
 
-def _all_ready(door: Door, replicas: int) -> bool:
-    listed = _replicas(door)
+def _all_ready(api: ApiClient, replicas: int) -> bool:
+    listed = _replicas(api)
     for replica in listed:
         if replica["state"] == "failed":
             raise StartRefused(f"{replica['name']} failed: {replica['error']}")
     return [replica["state"] for replica in listed].count("ready") == replicas
 
 
-def _replicas(door: Door) -> list[dict[str, Any]]:
+def _replicas(api: ApiClient) -> list[dict[str, Any]]:
     try:
-        return door.replicas()
+        return api.replicas()
     except (NoAnswer, Refused):  # not up yet
         return []
 

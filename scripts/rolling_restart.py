@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
-from scripts.api_client import Door, NoAnswer, Refused, complain, say
+from scripts.api_client import ApiClient, NoAnswer, Refused, complain, say
 from scripts.launcher.parts import base_url, reachable
 
 _LOOK_EVERY_S: Final = 0.5
@@ -24,7 +24,7 @@ _SERVING: Final = {"ready", "draining"}
 
 
 class Stopped(Exception):
-    """Raised where the roll can not go on; the replicas that were not reached serve as before."""
+    """Raised where the roll cannot go on; the replicas that were not reached serve as before."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RollingRestart:
     """How the replicas are restarted.
 
     Attributes:
-        door: The API.
+        api: The API.
         drain_s: Seconds that a running request may go on before it is handed to another replica.
         timeout_s: Seconds a replica may take, after that, to end and to be ready again.
         say: Prints one line.
@@ -40,7 +40,7 @@ class RollingRestart:
         sleep: Waits for so many seconds.
     """
 
-    door: Door
+    api: ApiClient
     drain_s: float
     timeout_s: float
     say: Callable[[str], None]
@@ -52,9 +52,9 @@ class RollingRestart:
 
         Raises:
             Stopped: One is unknown, none runs, or one is all there is of its stage.
-            NoAnswer, Refused: As the door says.
+            NoAnswer, Refused: As the API says.
         """
-        found = {replica["name"]: replica for replica in self.door.replicas()}
+        found = {replica["name"]: replica for replica in self.api.replicas()}
         if unknown := [name for name in names if name not in found]:
             known = ", ".join(found) or "none"
             raise Stopped(f"there is no replica {', '.join(unknown)}; known are {known}")
@@ -79,7 +79,7 @@ class RollingRestart:
 
         Raises:
             Stopped: One did not come back, or no other of its stage is ready any more.
-            Refused: As the door says.
+            Refused: As the API says.
         """
         started = self.clock()
         for number, name in enumerate(names, 1):
@@ -88,7 +88,7 @@ class RollingRestart:
                 f"{name}: leaves the rotation ({number} of {len(names)}), "
                 f"{before['running']} running, {before['waiting']} waiting"
             )
-            self._insist(lambda name=name: self.door.restart(name, self.drain_s))  # type: ignore[misc]
+            self._insist(lambda name=name: self.api.restart(name, self.drain_s))  # type: ignore[misc]
             self._follow(before)
         self.say(f"restarted {len(names)} in {self.clock() - started:.0f} s")
 
@@ -96,7 +96,7 @@ class RollingRestart:
         """Return a replica once it may go: another one of its stage is ready."""
         deadline = self.clock() + self.timeout_s
         while True:
-            found = self._insist(self.door.replicas)
+            found = self._insist(self.api.replicas)
             replica = _named(found, name)
             if replica is None or replica["state"] not in _SERVING:
                 raise Stopped(f"{name} is {replica['state'] if replica else 'unknown'} by now")
@@ -115,7 +115,7 @@ class RollingRestart:
         deadline = started + self.drain_s + self.timeout_s
         ended = False
         while True:
-            now = _named(self._insist(self.door.replicas), name) or {**before, "state": "gone"}
+            now = _named(self._insist(self.api.replicas), name) or {**before, "state": "gone"}
             if not ended and (now["state"] not in _SERVING or _process(now) != _process(before)):
                 # It has used up as much of its time to drain as it needed.
                 ended, deadline = True, self.clock() + self.timeout_s
@@ -184,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as refused:
         complain(str(refused))
         return 2
-    door = Door(options.url.rstrip("/"), options.api_key)
-    rolling = RollingRestart(door, options.drain_s, options.timeout, say)
+    api = ApiClient(options.url.rstrip("/"), options.api_key)
+    rolling = RollingRestart(api, options.drain_s, options.timeout, say)
     try:
         chosen = rolling.choose(options.names, force=options.force)
     except (Stopped, NoAnswer, Refused) as error:

@@ -103,9 +103,9 @@ def _too_few(most: int, each: int, devices: tuple[int, ...], path: Path | None) 
     numbers = ",".join(str(device) for device in devices)
     have = f"runtime.devices of {path} names" if path else "this machine has"
     fit = len(devices) // each
-    mend = f"give --replicas up to {fit}" if fit else "use a machine with more devices"
+    fix = f"give --replicas up to {fit}" if fit else "use a machine with more devices"
     where = ", or name more devices there" if path else ""
-    return f"{needed}, and {have} {len(devices)} ({numbers}); {mend}{where}"
+    return f"{needed}, and {have} {len(devices)} ({numbers}); {fix}{where}"
 
 
 @dataclass(frozen=True)

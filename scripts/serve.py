@@ -4,7 +4,7 @@ Checks everything first, then runs Redis (unless ``REDIS_URL`` is set), one work
 the API and Flower; says when each is ready, starts again what ends, stops all of it on Ctrl-C.
 
 Exit codes: 0, stopped as asked; 1, this machine or the network lacks something; 2, the command line
-or the configuration is wrong. Does not know requests, pipelines or processes.
+or the configuration is wrong.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from scripts.launcher.preflight import StartRefused, check_ports, check_stages, 
 from scripts.launcher.redis_server import plan_redis
 from scripts.launcher.run_folder import RunFolder
 from scripts.launcher.service import run_service
-from scripts.launcher.supervisor import StopWish
+from scripts.launcher.supervisor import StopSignals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop; return the exit code."""
     options = _parser().parse_args(arguments)
-    wish = StopWish()
+    stop = StopSignals()
     try:
-        _serve(_settings(options), options.model, wish)
+        _serve(_settings(options), options.model, stop)
     except ConfigurationError as refused:
         complain(str(refused))
         return 2
@@ -40,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _serve(settings: Settings, model: str | None, wish: StopWish) -> None:
+def _serve(settings: Settings, model: str | None, stop: StopSignals) -> None:
     stages, plans = check_stages(settings, model, os.environ)
     folder = RunFolder(settings.run_dir)
     folder.lock()
     check_ports(settings)
     redis = None if os.environ.get("REDIS_URL", "").strip() else plan_redis(folder.redis)
-    folder.turn_logs()
+    folder.rotate_logs()
     in_force = replace(
         settings,
         redis_url=redis.url if redis else settings.redis_url,
@@ -54,14 +54,14 @@ def _serve(settings: Settings, model: str | None, wish: StopWish) -> None:
     )
     if not settings.api_key and not is_loopback(settings.api_host):
         say(
-            f"Warning: the API listens on {settings.api_host} and asks nobody for a key; whoever "
-            "reaches it may use it. Set API_KEY, or leave out --host."
+            f"Warning: the API listens on {settings.api_host} and asks for no key; anyone who "
+            "can reach it can use it. Set API_KEY, or leave out --host."
         )
-    run_service(in_force, plans, folder, redis, wish)
+    run_service(in_force, plans, folder, redis, stop)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """The environment, with the options of the command line put over it and checked alike."""
+    """The environment, overridden by the options of the command line, which are checked alike."""
     given = {
         "STAGE_CONFIGS_PATH": options.stage_configs_path,
         "API_HOST": options.host,

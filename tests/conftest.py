@@ -1,4 +1,4 @@
-"""Fixtures that every kind of test may use: a real Redis, settings of one's own, a router."""
+"""Fixtures that every kind of test may use: a real Redis, settings of one's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from redis import Redis
 
 from configs.settings import Settings
 from routing.connection import connect
-from routing.router import Router
 from tests.redis_server import RedisServer, find_redis_server, running_redis
 
 # How long an example takes is the machine's business; a busy one must not fail a test.
@@ -68,11 +67,3 @@ def redis_client(settings: Settings) -> Iterator[Redis]:
     if keys:
         client.delete(*keys)
     client.close()
-
-
-@pytest.fixture
-def router(settings: Settings, redis_client: Redis) -> Iterator[Router]:
-    """A router over the test's own corner of Redis."""
-    router = Router.open(settings, redis_client)
-    yield router
-    router.broker.close()

@@ -35,7 +35,7 @@ from configs.settings import Settings, load_settings
 from configs.stage_config import ReplicaPlan, StageConfig
 from configs.stages import find_replica, load_stages, plan_replicas
 from routing.broker import celery_settings
-from workers.replica import Replica, become, current
+from workers.replica import ReplicaProcess, become, current
 
 _logger = logging.getLogger(__name__)
 _QUEUE = re.compile(r"replica\d+")
@@ -65,7 +65,7 @@ def _or_end(handler: Callable[..., None]) -> Callable[..., None]:
         try:
             handler(**arguments)
         except Exception as error:
-            _logger.exception("the replica can not go on")
+            _logger.exception("the replica cannot go on")
             _give_up(f"{handler.__name__}: {type(error).__name__}: {error}", _EXIT_FAULT)
 
     return checked
@@ -91,7 +91,7 @@ def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
         _give_up(str(refused), _EXIT_CONFIGURATION)
     os.environ.update(device_environment(plan, machine, os.environ))
     pin_to_cores(plan, machine)
-    replica = become(Replica(plan, settings, machine))
+    replica = become(ReplicaProcess(plan, settings, machine))
     instance.hostname = replica.node
     # Now, before torch is imported: what is registered first is called last.
     atexit.register(_leave)

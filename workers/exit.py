@@ -1,4 +1,4 @@
-"""The demise of a replica: how a process that can not go on says so, and ends itself.
+"""The demise of a replica: how a process that cannot go on says so, and ends itself.
 
 Where no step moves, where its device is lost, and where another process has taken its name. Does
 not know how it is started again.
@@ -67,7 +67,7 @@ class Demise:
             self._mark.error = f"{why}; the process was ended"
             self._mark.leave()
             runner.closed.set()
-            heartbeat.beat_now()
+            heartbeat.heartbeat_now()
             threading.Thread(
                 target=self._end_without_device, args=(runner, heartbeat), name="end", daemon=True
             ).start()

@@ -5,7 +5,7 @@ from textwrap import shorten
 import torch
 
 from configs.errors import DeviceLost, GenerationError, GenerationFailed, OutOfMemory
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 # Characters of a cause.
 _CAUSE = 240
@@ -59,7 +59,7 @@ def run_failure(error: Exception, parameters: Parameters, device: str) -> Genera
         if parameters.num_frames is not None:
             size += f" with {parameters.num_frames} frames"
         return OutOfMemory(f"too little memory for {size}; ask for a smaller size or fewer outputs")
-    mend = ""
-    if isinstance(error, NameError):  # diffusers leaves out what it can not import
-        mend = "; a library that this pipeline needs is missing, such as torchvision (Cosmos)"
-    return GenerationFailed(f"the pipeline failed: {short_cause(error)}{mend}")
+    fix = ""
+    if isinstance(error, NameError):  # diffusers leaves out what it cannot import
+        fix = "; a library that this pipeline needs is missing, such as torchvision (Cosmos)"
+    return GenerationFailed(f"the pipeline failed: {short_cause(error)}{fix}")

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from configs.devices import Machine
 from configs.stage_config import ReplicaPlan
-from routing.replica import Drain, Heartbeat, Registry, ReplicaState, Standing
+from routing.replica import DrainCommand, Heartbeat, HeartbeatAnswer, Registry, ReplicaState
 
 _logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ReplicaMark:
         self.stopping, self.state = True, ReplicaState.DRAINING
 
     def fail(self, error: str) -> None:
-        """Say that it can not go on, and why."""
+        """Say that it cannot go on, and why."""
         self.state, self.error = ReplicaState.FAILED, error
 
     def taken(self, step_s: float | None, device_memory_bytes: int | None) -> Heartbeat:
@@ -95,7 +95,7 @@ class Reactions:
     has_room: Callable[[], bool]
     wake: Callable[[int], None]
     return_strays: Callable[[], None]
-    heed: Callable[[Drain | None], None]
+    heed: Callable[[DrainCommand | None], None]
     superseded: Callable[[], None]
 
 
@@ -124,7 +124,7 @@ class HeartbeatThread:
         self._beat()
         self._thread.start()
 
-    def beat_now(self) -> None:
+    def heartbeat_now(self) -> None:
         """Write a mark without waiting for the next turn; safe in a signal handler."""
         self._now.set()
 
@@ -135,7 +135,7 @@ class HeartbeatThread:
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         try:
-            self._registry.beat(self._mark())
+            self._registry.record(self._mark())
         except RedisError as error:
             _logger.warning("the last mark was not recorded, it expires by itself: %s", error)
 
@@ -147,12 +147,12 @@ class HeartbeatThread:
                 stuck = self._replica.stuck()
                 self._beat()
                 if stuck:
-                    # A thread that hangs in a kernel can not be ended in any gentler way.
+                    # A thread that hangs in a kernel cannot be ended in any gentler way.
                     os.kill(os.getpid(), signal.SIGKILL)
 
     def _beat(self) -> None:
         try:
-            standing = self._registry.beat(self._mark())
+            standing = self._registry.record(self._mark())
             if not standing.superseded:
                 self._replica.return_strays()
         except RedisError as error:
@@ -165,7 +165,7 @@ class HeartbeatThread:
             self._replica.heed(standing.drain)
             self._look_for_lost(standing)
 
-    def _look_for_lost(self, standing: Standing) -> None:
+    def _look_for_lost(self, standing: HeartbeatAnswer) -> None:
         idle = (
             standing.state is ReplicaState.READY
             and standing.unannounced > 0

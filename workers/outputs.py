@@ -18,8 +18,8 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from PIL import Image, PngImagePlugin
 
 from configs.errors import OutputWriteFailed
+from configs.parameters import MEDIA_TYPES, TEXT_TO_IMAGE, Parameters
 from routing.outputs import OutputStore
-from routing.parameters import MEDIA_TYPES, TEXT_TO_IMAGE, Parameters
 from routing.request import Output, Request
 from workers.engine.generation import Generation, Video
 

@@ -14,10 +14,12 @@ from configs.devices import Machine
 from configs.errors import GenerationError
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan
+from routing.broker import Broker
 from routing.claims import Claims
 from routing.connection import connect
-from routing.replica import Drain, Heartbeat, Model, ReplicaState
-from routing.router import Router
+from routing.outputs import OutputStore
+from routing.records import Records
+from routing.replica import DrainCommand, Heartbeat, LoadedModel, Registry, ReplicaState
 from workers.exit import Demise
 from workers.heartbeat import HeartbeatThread, Reactions, ReplicaMark
 from workers.progress import Reporter, Run, Stop
@@ -43,10 +45,10 @@ class Draining:
         self._mark = mark
         self._usual_s = drain_s
         self._last_s = drain_s
-        self._wish: Drain | None = None
+        self._wish: DrainCommand | None = None
         self._hand_back_at = 0.0
 
-    def heed(self, wish: Drain | None) -> None:
+    def heed(self, wish: DrainCommand | None) -> None:
         """Do what an operator wants: hand back what runs in time, and end if that is the wish."""
         if wish is None or self.runner is None or self._mark.stopping:
             self._wish = None
@@ -83,10 +85,10 @@ if TYPE_CHECKING:
 _WAKES_AT_ONCE = 100  # the heartbeat has other things to do; the next one goes on
 
 
-_current: Replica | None = None
+_current: ReplicaProcess | None = None
 
 
-def current() -> Replica:
+def current() -> ReplicaProcess:
     """Return the replica this process is.
 
     Raises:
@@ -99,14 +101,14 @@ def current() -> Replica:
     return _current
 
 
-def become(replica: Replica) -> Replica:
+def become(replica: ReplicaProcess) -> ReplicaProcess:
     """Make this process a replica, for as long as it lives."""
     global _current  # noqa: PLW0603 - one process is one replica, and Celery's hooks take no argument
     _current = replica
     return replica
 
 
-class Replica:
+class ReplicaProcess:
     """One replica of one stage, in this process.
 
     Attributes:
@@ -120,13 +122,14 @@ class Replica:
         self._settings = settings
         self._own = ReplicaMark(plan, machine)
         redis = connect(settings.redis_url)
-        self._router = Router.open(settings, redis)
-        self._claims: Claims = self._router.claims
+        self._registry = Registry(settings, redis)
+        self._claims = Claims(settings, redis)
+        self._broker = Broker(settings)
         self._runner: Runner | None = None
         self._demise = Demise(plan.name, self._own)
         self._draining = Draining(plan.name, self._own, settings.drain_s)
         self._heartbeat = HeartbeatThread(
-            self._router.registry,
+            self._registry,
             self._mark,
             settings.heartbeat_s,
             Reactions(
@@ -138,7 +141,7 @@ class Replica:
                 superseded=self._demise.superseded,
             ),
         )
-        self._reporter = Reporter(self._claims, self._router.store.get, self._runs)
+        self._reporter = Reporter(self._claims, Records(settings, redis).get, self._runs)
 
     @property
     def node(self) -> str:
@@ -164,16 +167,17 @@ class Replica:
             self._own.fail(str(error))
             self._heartbeat.stop()
             raise
-        self._router.registry.publish_model(
-            Model(self.plan.stage.model_name, self.plan.stage.stage_id, engine.abilities)
+        self._registry.publish_model(
+            LoadedModel(self.plan.stage.model_name, self.plan.stage.stage_id, engine.abilities)
         )
+        outputs = OutputStore(self._settings.outputs_url)
         runner = Runner(
             name=self.plan.name,
             incarnation=self._own.incarnation,
             engine=engine,
             claims=self._claims,
-            writer=OutputWriter(self._router.outputs, self._settings.output_metadata),
-            broker=self._router.broker,
+            writer=OutputWriter(outputs, self._settings.output_metadata),
+            broker=self._broker,
             on_progress=self._reporter.wake,
             on_device_lost=lambda why: self._demise.lose_device(why, runner, self._heartbeat),
             preview_every_s=self._settings.preview_every_s,
@@ -185,7 +189,7 @@ class Replica:
     def open(self) -> None:
         """Join the rotation: the queue is being read from now on."""
         self._own.state = ReplicaState.READY
-        self._heartbeat.beat_now()
+        self._heartbeat.heartbeat_now()
         _logger.info(
             "%s is ready: %s on %s", self.plan.name, self.plan.stage.model_name, self.plan.devices
         )
@@ -208,9 +212,9 @@ class Replica:
         self._reporter.wake()
         return True
 
-    def beat_now(self) -> None:
+    def heartbeat_now(self) -> None:
         """Write a heartbeat without waiting for the next turn."""
-        self._heartbeat.beat_now()
+        self._heartbeat.heartbeat_now()
 
     def stop(self) -> None:
         """Begin to end: leave the rotation now, hand what runs back after its time to drain.
@@ -218,7 +222,7 @@ class Replica:
         Called in a signal handler: it only sets flags and starts a timer.
         """
         self._own.leave()
-        self._heartbeat.beat_now()
+        self._heartbeat.heartbeat_now()
         self._draining.begin_last()
 
     def close(self, exit_code: int) -> None:
@@ -253,7 +257,7 @@ class Replica:
 
     def _wake_self(self, times: int) -> None:
         for _ in range(min(times, _WAKES_AT_ONCE)):
-            if not self._router.broker.wake(self.plan.name, "-", 0):
+            if not self._broker.wake(self.plan.name, "-", 0):
                 return
 
     def _return_strays(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from celery import shared_task
 from celery.worker.control import control_command
 
-from routing.broker import BEAT_COMMAND, CANCEL_COMMAND, RUN_TASK, UPDATE_COMMAND
+from routing.broker import CANCEL_COMMAND, HEARTBEAT_COMMAND, RUN_TASK, UPDATE_COMMAND
 from workers.replica import current
 
 
@@ -27,10 +27,10 @@ def update_request(_state: Any, request_id: str, attempt: int) -> dict[str, bool
     return {"found": current().refresh(request_id, attempt)}
 
 
-@control_command(name=BEAT_COMMAND)
-def beat_now(_state: Any) -> dict[str, bool]:
+@control_command(name=HEARTBEAT_COMMAND)
+def heartbeat_now(_state: Any) -> dict[str, bool]:
     """Write a heartbeat now, so that a drain or resume shows without delay."""
-    current().beat_now()
+    current().heartbeat_now()
     return {"ok": True}
 
 

@@ -21,7 +21,7 @@ def read_json_object() -> dict[str, Any]:
     """Return the JSON object that the call at hand carries.
 
     Raises:
-        MalformedRequest: It carries none, or one that can not be read.
+        MalformedRequest: It carries none, or one that cannot be read.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
     if request.mimetype != JSON:
@@ -105,7 +105,7 @@ def read_form(schema: Schema) -> dict[str, Any]:
     that comes several times under one name is a list.
 
     Raises:
-        MalformedRequest: A name can not be read, or stands twice.
+        MalformedRequest: A name cannot be read, or stands twice.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
     found: dict[str, Any] = {}
@@ -170,7 +170,7 @@ def read_body(schema: Schema) -> dict[str, Any]:
     """Return the fields of the call at hand; a form's texts become what `schema` has them as.
 
     Raises:
-        MalformedRequest: It can not be read.
+        MalformedRequest: It cannot be read.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
     return read_form(schema) if is_form() else read_json_object()

@@ -42,7 +42,7 @@ EVENT_CONTENT: Final = {
 
 
 def event_text(name: str, data: Mapping[str, Any], cursor: str = "") -> str:
-    """Return an event as a client reads it; without a cursor it can not be resumed after."""
+    """Return an event as a client reads it; without a cursor it cannot be resumed after."""
     number = f"id: {cursor}\n" if cursor else ""
     return f"{number}event: {name}\ndata: {json.dumps(data)}\n\n"
 

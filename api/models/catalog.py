@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.errors import FieldError, InvalidRequest, NoReadyReplica
+from configs.parameters import Abilities
 from configs.stage_config import StageConfig
-from routing.parameters import Abilities
 from routing.replica import Registry, ReplicaState
 
 

@@ -13,8 +13,8 @@ from api.models.catalog import ServedModel
 from api.requests.checks import MAX_SEED, all_formats, max_frames, max_pixels
 from api.requests.objects import list_object
 from api.service import current_service
+from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities
 from configs.settings import Settings
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities
 from routing.replica import Replica, ReplicaState
 
 
@@ -187,7 +187,7 @@ blueprint = Blueprint("models", __name__, description="What can be asked for.")
 def models() -> dict[str, Any]:
     """List the models that some replica has loaded."""
     service = current_service()
-    replicas = service.router.registry.all()
+    replicas = service.registry.all()
     return list_object(
         [
             model_object(

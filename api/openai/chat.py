@@ -20,7 +20,7 @@ from api.openai.sync import awaited
 from api.requests.inputs import WrongPicture, decode_data_url
 from api.service import Service, current_service
 from configs.errors import FieldError
-from routing.parameters import TASKS
+from configs.parameters import TASKS
 from routing.request import Request
 
 _USER: Final = "user"
@@ -149,7 +149,7 @@ def completions() -> dict[str, Any]:
 
 
 def _answer(service: Service, request: Request, left_aside: list[str]) -> dict[str, Any]:
-    measured = Measurements.of(request, service.router.registry)
+    measured = Measurements.of(request, service.registry)
     words = len(request.parameters.prompt.split())
     made = len(request.outputs)
     return {

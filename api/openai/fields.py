@@ -19,7 +19,7 @@ from api.requests.checks import picked_task
 from api.requests.schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.fields import OneOf
-from routing.parameters import OUTPUT_FORMATS
+from configs.parameters import OUTPUT_FORMATS
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"
@@ -112,7 +112,7 @@ def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:
     """Return the body of the call at hand, with what stood in `extra_body` beside the rest.
 
     Raises:
-        MalformedRequest: It can not be read, or a field is given twice.
+        MalformedRequest: It cannot be read, or a field is given twice.
         InvalidRequest: `extra_body` is no object.
     """
     body = joined(read_body(schema))

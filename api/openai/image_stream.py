@@ -97,7 +97,7 @@ class ImageStream:
         if step is None or not self._spread.takes(step, self._steps):
             return None
         waiting = self._waiting
-        picture = waiting.service.router.store.preview(waiting.request.id)
+        picture = waiting.service.records.preview(waiting.request.id)
         if picture is None:
             return None
         event = {

@@ -25,7 +25,7 @@ from api.requests.objects import request_url
 from api.service import Service, current_service
 from configs.errors import FieldError, NotFound
 from configs.fields import OneOf
-from routing.parameters import IMAGE_TASKS
+from configs.parameters import IMAGE_TASKS
 from routing.request import Request
 
 BASE64: Final = "b64_json"
@@ -125,7 +125,7 @@ def base64_of(service: Service, request: Request, index: int) -> str:
         NotFound: Its client removed it meanwhile.
     """
     try:
-        data = service.router.outputs.read(request.outputs[index].name)
+        data = service.outputs.read(request.outputs[index].name)
     except FileNotFoundError:
         raise NotFound(f"The outputs of request {request.id} were removed.") from None
     return base64.b64encode(data).decode()
@@ -248,7 +248,7 @@ def _answer(
     service: Service, request: Request, given: Mapping[str, Any], left_aside: list[str]
 ) -> dict[str, Any]:
     parameters = request.parameters
-    measured = Measurements.of(request, service.router.registry)
+    measured = Measurements.of(request, service.registry)
     as_url = given.get("response_format") == URL
     return {
         "id": request.id,

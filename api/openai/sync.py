@@ -85,7 +85,7 @@ class AwaitedRequest:
             redis.RedisError: Redis has not answered for half a minute.
         """
         try:
-            self.request = self.service.router.store.get(self.request.id)
+            self.request = self.service.records.get(self.request.id)
             self.store_away_since = None
         except RedisError:
             # The replica goes on meanwhile; a retry of the client's would make it all again.

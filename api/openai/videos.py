@@ -22,8 +22,8 @@ from api.requests.submit import submit_body
 from api.service import Service, current_service
 from configs.errors import FieldError, InvalidRequest, NotFound
 from configs.fields import OneOf
+from configs.parameters import MEDIA_TYPES, VIDEO_TASKS
 from configs.settings import Settings
-from routing.parameters import MEDIA_TYPES, VIDEO_TASKS
 from routing.replica import Registry
 from routing.request import Request, Status
 
@@ -268,16 +268,14 @@ def delete(request_id: str) -> dict[str, Any]:
 
 
 def _video(service: Service, request_id: str) -> Request:
-    request = service.router.store.get(request_id)
+    request = service.records.get(request_id)
     if not request.parameters.makes_video:
         raise NotFound(f"Request {request.id} makes no video.", param="id")
     return request
 
 
 def _videos(service: Service, after: str | None) -> Iterator[Request]:
-    return (
-        request for request in service.router.lists.newest(after) if request.parameters.makes_video
-    )
+    return (request for request in service.records.newest(after) if request.parameters.makes_video)
 
 
 def _behind(service: Service, oldest: Iterator[Request], after: str) -> Iterator[Request]:
@@ -292,4 +290,4 @@ def _behind(service: Service, oldest: Iterator[Request], after: str) -> Iterator
 def _shown(
     service: Service, request: Request, left_aside: list[str] | None = None
 ) -> dict[str, Any]:
-    return video_object(request, service.router.registry, service.settings, left_aside or [])
+    return video_object(request, service.registry, service.settings, left_aside or [])

@@ -12,8 +12,7 @@ from api.models.catalog import ServedModel
 from api.requests.inputs import input_size
 from api.webhooks.post import address_fault
 from configs.errors import FieldError, NotEditable, NotEditableWhileRunning
-from configs.settings import Settings
-from routing.parameters import (
+from configs.parameters import (
     FROM_IMAGE_TASKS,
     IMAGE_FORMATS,
     IMAGE_TASKS,
@@ -27,6 +26,7 @@ from routing.parameters import (
     Abilities,
     Parameters,
 )
+from configs.settings import Settings
 from routing.request import Request, Status, Webhook
 
 
@@ -391,8 +391,8 @@ def _untaken(abilities: Abilities) -> set[str]:
 
 def _off_multiple(pixels: int, multiple: int) -> str:
     below = max(multiple, pixels // multiple * multiple)
-    mend = f"{below} or {below + multiple}" if pixels > multiple else str(multiple)
-    return f"{shown(pixels)} is not a multiple of {multiple}; give {mend}"
+    fix = f"{below} or {below + multiple}" if pixels > multiple else str(multiple)
+    return f"{shown(pixels)} is not a multiple of {multiple}; give {fix}"
 
 
 _MAX_SECONDS: Final = 31_536_000.0
@@ -443,7 +443,7 @@ def refuse_by_state(body: Mapping[str, Any], request: Request) -> None:
 
     Raises:
         NotEditable: The request has ended, or a field never changes.
-        NotEditableWhileRunning: The engine can not change a field between two steps.
+        NotEditableWhileRunning: The engine cannot change a field between two steps.
     """
     if request.is_terminal:
         raise NotEditable(
@@ -457,7 +457,7 @@ def refuse_by_state(body: Mapping[str, Any], request: Request) -> None:
     late = sorted(set(body) - _CHANGED_WHILE_RUNNING)
     if request.status is Status.RUNNING and late:
         raise NotEditableWhileRunning(
-            f"{', '.join(late)} can not be changed while the request runs; "
+            f"{', '.join(late)} cannot be changed while the request runs; "
             f"{' and '.join(sorted(_CHANGED_WHILE_RUNNING))} can.",
             param=late[0],
         )

@@ -96,7 +96,7 @@ class RequestEvents:
 
     def _present(self) -> Iterator[Event]:
         """Where the request stands, as the events that would have told so."""
-        request = self._service.router.store.get(self._request_id)
+        request = self._service.records.get(self._request_id)
         if request.is_terminal:
             yield from self._end(request, self._cursor)
             return
@@ -119,7 +119,7 @@ class RequestEvents:
             yield Event("started", data, change.cursor)
             return
         try:
-            request = self._service.router.store.get(self._request_id)
+            request = self._service.records.get(self._request_id)
         except NotFound:
             # Removed by its client: the end is all there is to tell.
             yield Event("canceled", {"id": self._request_id}, change.cursor)
@@ -142,7 +142,7 @@ class RequestEvents:
         yield Event(request.status.value, self._object(request), cursor)
 
     def _preview(self, change: Change) -> Iterator[Event]:
-        picture = self._service.router.store.preview(self._request_id)
+        picture = self._service.records.preview(self._request_id)
         if picture is not None:
             data = {
                 "step": int(change.data["step"]),
@@ -151,11 +151,11 @@ class RequestEvents:
             yield Event("preview", data, change.cursor)
 
     def _place(self, request: Request) -> dict[str, Any]:
-        position = self._service.router.lists.place(request)
+        position = self._service.records.queue_position(request)
         return {**_claimed(request.replica, request.attempt), "queue_position": position}
 
     def _object(self, request: Request) -> dict[str, Any]:
-        position = self._service.router.lists.place(request)
+        position = self._service.records.queue_position(request)
         return request_object(request, position, self._service.settings.retention_s)
 
 
@@ -213,7 +213,7 @@ def follow(request_id: str) -> Response:
     service = current_service()
     last = _last_seen()
     with ExitStack() as stack:
-        request = service.router.store.get(request_id)
+        request = service.records.get(request_id)
         subscription = stack.enter_context(service.held_calls.hold(request_id, only_end=False))
         events = RequestEvents(service, request.id, subscription, last)
         first = events.backlog()

@@ -12,7 +12,7 @@ from flask_smorest import Blueprint
 from api.requests.inputs import all_inputs
 from api.service import Service, current_service
 from configs.errors import NotFound
-from routing.parameters import IMAGE_FORMATS, MEDIA_TYPES
+from configs.parameters import IMAGE_FORMATS, MEDIA_TYPES
 from routing.request import Output, Request
 
 _logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ inputs_blueprint = Blueprint(
 def fetch_input(request_id: str, index: int) -> Response:
     """Return input image `index`, counted from 0; the mask comes after the images."""
     service = current_service()
-    request = service.router.store.get(request_id)
+    request = service.records.get(request_id)
     names = all_inputs(request.parameters)
     if index >= len(names):
         raise NotFound(
@@ -49,7 +49,7 @@ def fetch_input(request_id: str, index: int) -> Response:
         )
     name = names[index]
     try:
-        data = service.router.outputs.read(name)
+        data = service.outputs.read(name)
     except FileNotFoundError:
         raise NotFound(f"The file of input {index} is gone.", param="index") from None
     digest = hashlib.sha256(data).hexdigest()
@@ -88,7 +88,7 @@ outputs_blueprint = Blueprint("outputs", __name__, description="The files that r
 def fetch(request_id: str, index: int) -> Response:
     """Return the file of output `index`, counted from 0."""
     service = current_service()
-    return output_response(service, service.router.store.get(request_id), index)
+    return output_response(service, service.records.get(request_id), index)
 
 
 def output_response(service: Service, request: Request, index: int) -> Response:
@@ -102,7 +102,7 @@ def output_response(service: Service, request: Request, index: int) -> Response:
     data = b""
     if not call.if_none_match.contains(output.sha256):
         try:
-            data = service.router.outputs.read(output.name)
+            data = service.outputs.read(output.name)
         except FileNotFoundError:
             _logger.error("the file %s of request %s is gone", output.name, request.id)
             raise NotFound(f"The file of output {index} is gone; make it again.") from None
@@ -113,7 +113,7 @@ def output_response(service: Service, request: Request, index: int) -> Response:
     age = int(service.settings.retention_s)
     response.headers["Cache-Control"] = f"private, max-age={age}, immutable"
     if data:
-        # Players ask for parts of a video; some play none that can not be had in parts.
+        # Players ask for parts of a video; some play none that cannot be had in parts.
         response.make_conditional(call, accept_ranges=True, complete_length=len(data))
     return response
 

@@ -10,18 +10,14 @@ import re
 import secrets
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from PIL import Image, ImageOps, UnidentifiedImageError
-from redis.exceptions import RedisError
 
-from configs.errors import FieldError, OutputWriteFailed, StoreUnavailable
-from routing.outputs import OutputStore
-from routing.parameters import Parameters
-from routing.router import Router
+from configs.errors import FieldError
+from configs.parameters import Parameters
 
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 
@@ -29,7 +25,7 @@ _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 _DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*;base64,", re.IGNORECASE)
 
 
-_MEND: Final = "send a PNG, JPEG or WebP"
+_FIX: Final = "send a PNG, JPEG or WebP"
 
 
 # Whatever a reader of picture files may raise about bytes that are none.
@@ -80,7 +76,7 @@ class InputImage:
             WrongPicture: It is none, is broken, moves, or has more than `max_pixels` pixels.
         """
         if not data:
-            raise WrongPicture(f"is empty; {_MEND}")
+            raise WrongPicture(f"is empty; {_FIX}")
         try:
             with Image.open(io.BytesIO(data), formats=tuple(_FORMATS)) as picture:
                 # The header says how large it is: nothing is unpacked before that is known.
@@ -97,10 +93,10 @@ class InputImage:
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise WrongPicture(f"has more than the {max_pixels} pixels it may have") from None
         except UnidentifiedImageError:
-            raise WrongPicture(f"is no picture that is known here; {_MEND}") from None
+            raise WrongPicture(f"is no picture that is known here; {_FIX}") from None
         except _UNREADABLE as error:
             reason = f"{type(error).__name__}: {error}"[:120]
-            raise WrongPicture(f"can not be decoded ({reason}); {_MEND}") from None
+            raise WrongPicture(f"cannot be decoded ({reason}); {_FIX}") from None
 
 
 def decode_data_url(text: str) -> bytes:
@@ -118,7 +114,7 @@ def decode_data_url(text: str) -> bytes:
     try:
         return base64.b64decode(text[match.end() :], validate=True)
     except (binascii.Error, ValueError):
-        raise WrongPicture("is a data URL whose base64 can not be decoded") from None
+        raise WrongPicture("is a data URL whose base64 cannot be decoded") from None
 
 
 def _too_many(width: int, height: int, most: int) -> str:
@@ -155,50 +151,8 @@ def all_inputs(parameters: Parameters) -> tuple[str, ...]:
     return (*parameters.image, *((mask,) if mask else ()))
 
 
-@contextmanager
-def stored(router: Router, request_id: str, files: Mapping[str, bytes]) -> Iterator[None]:
-    """Store files before what refers to them; where that fails they are removed again.
-
-    Not where Redis did not answer, since what refers to them may be recorded: they are removed with
-    the request, or by :meth:`Router.withdraw`. Should this process die, the sweep does it.
-
-    Raises:
-        StoreUnavailable: They could not be written.
-        redis.RedisError: Redis did not answer.
-    """
-    if not files:
-        yield
-        return
-    outputs, written = router.outputs, list[str]()
-    router.loose.note(request_id)
-    try:
-        for name, data in files.items():
-            _write(outputs, name, data)
-            written.append(name)
-        yield
-    except RedisError:
-        raise
-    except BaseException:
-        # What went wrong first is what the client is told; what stays is the sweep's.
-        with suppress(OSError, RedisError):
-            for name in written:
-                outputs.remove_file(name)
-            router.loose.strike(request_id)
-        raise
-
-
-def _write(outputs: OutputStore, name: str, data: bytes) -> None:
-    try:
-        outputs.write(name, data)
-    except OutputWriteFailed as failed:
-        raise StoreUnavailable(
-            "The input images could not be stored; nothing was recorded, send it again.",
-            retry_after=_RETRY_S,
-        ) from failed
-
-
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class InputFiles:
     """Input images that a body brought.
 
     Attributes:

@@ -79,7 +79,7 @@ def replica_object(replica: Replica) -> dict[str, Any]:
         "failed": replica.failed,
         "restarts": replica.restarts,
         "started_at": _rounded(beat.started_at),
-        "last_heartbeat_at": _rounded(replica.beat_at),
+        "last_heartbeat_at": _rounded(replica.heartbeat_at),
         "memory_bytes": beat.memory_bytes,
         "device_memory_bytes": beat.device_memory_bytes,
         "error": beat.error,

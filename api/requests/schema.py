@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, ClassVar, Final
 
 from marshmallow import (
@@ -39,17 +38,11 @@ from api.http.fields import (
 )
 from api.models.catalog import ServedModel
 from configs.errors import FieldError
-from configs.fields import UNKNOWN_KEY, OneOf
-from routing.parameters import OUTPUT_FORMATS
+from configs.fields import UNKNOWN_KEY, OneOf, nearest
+from configs.parameters import OUTPUT_FORMATS
 from routing.request import WEBHOOK_EVENTS, Priority, Status
 
 _DATA_URL: Final = {"type": "string"}
-
-
-_SHORTEST_PART: Final = 4
-
-
-_NEAR: Final = 0.6
 
 
 class WebhookSchema(Schema):
@@ -176,9 +169,8 @@ class RequestEditSchema(RequestBodySchema):
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    near = [field for field in known if len(name) >= _SHORTEST_PART and name in field]
-    near = near or get_close_matches(name, known, n=1, cutoff=_NEAR)
-    return f"{UNKNOWN_KEY}; " + (f"did you mean {near[0]}?" if near else "leave it out")
+    near = nearest(name, known)
+    return f"{UNKNOWN_KEY}; " + (f"did you mean {near}?" if near else "remove it")
 
 
 _MAX_PAGE = 100

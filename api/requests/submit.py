@@ -19,7 +19,7 @@ from api.requests.checks import (
     webhook_faults,
     webhook_of,
 )
-from api.requests.inputs import Inputs, stored
+from api.requests.inputs import InputFiles
 from api.requests.schema import RequestBodySchema, RequestEditSchema
 from api.service import Service
 from configs.errors import (
@@ -27,8 +27,8 @@ from configs.errors import (
     InvalidRequest,
 )
 from configs.fields import field_errors
+from configs.parameters import Parameters
 from configs.settings import Settings
-from routing.parameters import Parameters
 from routing.request import Accepted, Priority, Request, Submission, Webhook
 
 _HEADING: Final = "The request is refused"
@@ -51,7 +51,7 @@ class NewRequest:
     timeout: float | None
     metadata: Mapping[str, str]
     webhook: Webhook | None
-    inputs: Inputs
+    inputs: InputFiles
     affinity_key: str
     given: Mapping[str, Any]
 
@@ -67,7 +67,7 @@ class Edit:
     priority: Priority
     timeout: float | None
     expires_in: float | None
-    inputs: Inputs
+    inputs: InputFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class BodyReader:
             wrong_already = any(detail.param == "model" for detail in details)
             raise _refusal([*details, *(() if wrong_already else unknown.details)]) from None
         details += schema.adapt(given, model)
-        inputs, wrong = Inputs.read(given, request_id, self.settings.max_input_pixels)
+        inputs, wrong = InputFiles.read(given, request_id, self.settings.max_input_pixels)
         details += wrong
         values = complete({**_parameters_of(given), **inputs.names}, model, self.settings)
         self._check(values, model, details)
@@ -132,13 +132,13 @@ class BodyReader:
         Raises:
             InvalidRequest: One or more fields are wrong; all are named.
             NotEditable: The request has ended, or a field never changes.
-            NotEditableWhileRunning: The engine can not change a field between two steps.
+            NotEditableWhileRunning: The engine cannot change a field between two steps.
         """
         given, details = _shaped(body, RequestEditSchema())
         details += seconds_faults(given)
         if "expires_in" in body and body["expires_in"] is None:
-            details.append(FieldError("expires_in", "can not be taken back; give a longer time"))
-        inputs, wrong = Inputs.read(given, request.id, self.settings.max_input_pixels)
+            details.append(FieldError("expires_in", "cannot be taken back; give a longer time"))
+        inputs, wrong = InputFiles.read(given, request.id, self.settings.max_input_pixels)
         details += wrong
         if details:
             raise _refusal(details)
@@ -170,7 +170,7 @@ class BodyReader:
     ) -> None:
         skip = frozenset(detail.param.partition("[")[0] for detail in details)
         if not skip.isdisjoint(_INPUTS):
-            # What the others mean can not be told without the one that is wrong.
+            # What the others mean cannot be told without the one that is wrong.
             skip |= _INPUTS
         details = [*details, *ParameterChecks(values, model, self.settings, skip).errors()]
         if details:
@@ -279,10 +279,5 @@ def submit_body(
         idempotency_key=key,
         fingerprint=fingerprint({**native, **new.inputs.digests}),
     )
-    router = service.router
-    with stored(router, request_id, new.inputs.files):
-        accepted = router.submit(submission)
-    if not accepted.created and new.inputs.files:
-        router.outputs.remove(request_id)
-        router.loose.strike(request_id)
+    accepted = service.router.submit(submission, new.inputs.files)
     return Submitted(accepted, new.given)

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from api.http.body import body_content, read_body
 from api.http.headers import IDEMPOTENCY_KEY, idempotency_key, preferred_wait
-from api.requests.inputs import all_inputs, stored
+from api.requests.inputs import all_inputs
 from api.requests.objects import list_object, request_object, request_url
 from api.requests.schema import (
     ListQuerySchema,
@@ -93,7 +93,7 @@ def submit() -> Answer:
     status = 202 if created and not request.is_terminal else 200
     if applied:
         with suppress(RedisError):  # it is accepted, and that is to be said
-            place = service.router.lists.place(request)
+            place = service.records.queue_position(request)
     return _placed(service, request, place), status, headers
 
 
@@ -104,7 +104,7 @@ def look(request_id: str) -> Answer:
     """Return a request; `Prefer: wait=N` holds the answer until it has ended, or N seconds."""
     service = current_service()
     seconds = preferred_wait(service.settings.max_wait_s)
-    request = service.router.store.get(request_id)
+    request = service.records.get(request_id)
     request, applied = _held(service, request, seconds)
     return _shown(service, request), 200, applied
 
@@ -117,7 +117,7 @@ def newest(query: dict[str, Any]) -> dict[str, Any]:
     service = current_service()
     limit = query["limit"]
     status = query.get("status")
-    matching = service.router.lists.newest(
+    matching = service.records.newest(
         query.get("after"),
         status=Status(status) if status else None,
         model=query.get("model"),
@@ -125,7 +125,7 @@ def newest(query: dict[str, Any]) -> dict[str, Any]:
     )
     found = list(islice(matching, limit + 1))
     page = found[:limit]
-    places = service.router.lists.places(page)
+    places = service.records.queue_positions(page)
     shown = [_placed(service, request, place) for request, place in zip(page, places, strict=True)]
     return list_object(shown, has_more=len(found) > limit)
 
@@ -138,7 +138,7 @@ def edit(request_id: str) -> dict[str, Any]:
     service = current_service()
     body = read_body(RequestEditSchema())
     for tries_left in reversed(range(_EDIT_TRIES)):
-        request = service.router.store.get(request_id)
+        request = service.records.get(request_id)
         try:
             return _shown(service, _edited(service, request, body))
         except NotEditable:
@@ -187,7 +187,7 @@ def _edited(service: Service, request: Request, body: dict[str, Any]) -> Request
     change = BodyReader(service.catalog, service.settings).edit(body, request)
     if not body:
         return request
-    with stored(service.router, request.id, change.inputs.files):
+    with service.router.stored(request.id, change.inputs.files):
         edited = service.router.update(
             request,
             change.parameters,
@@ -196,12 +196,12 @@ def _edited(service: Service, request: Request, body: dict[str, Any]) -> Request
             expires_in=change.expires_in,
         )
     for name in set(all_inputs(request.parameters)) - set(all_inputs(change.parameters)):
-        service.router.outputs.remove_file(name)
+        service.outputs.remove_file(name)
     return edited
 
 
 def _shown(service: Service, request: Request) -> dict[str, Any]:
-    return _placed(service, request, service.router.lists.place(request))
+    return _placed(service, request, service.records.queue_position(request))
 
 
 def _placed(service: Service, request: Request, place: int | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from configs.errors import ServingError
 from routing.changes import Changes, Subscription
-from routing.records import RequestStore
+from routing.records import Records
 from routing.request import Request
 
 # Only for systems whose selector does not see what was registered after it began to wait.
@@ -76,7 +76,7 @@ class ClientWatch:
     def watching(
         self, connection: socket.socket | None, wake: Callable[[], None]
     ) -> Iterator[Client]:
-        """Watch one connection as long as the context lasts; None is one that can not be watched.
+        """Watch one connection as long as the context lasts; None is one that cannot be watched.
 
         Nobody else may read from it meanwhile.
         """
@@ -137,9 +137,9 @@ class TooManyWaits(ServingError):
 class HeldCalls:
     """The calls that this process holds."""
 
-    def __init__(self, store: RequestStore, changes: Changes, limit: int) -> None:
+    def __init__(self, records: Records, changes: Changes, limit: int) -> None:
         """Hold at most `limit` calls at a time."""
-        self._store = store
+        self._records = records
         self._changes = changes
         self._limit = limit
         self._lock = threading.Lock()
@@ -166,7 +166,7 @@ class HeldCalls:
                 # Read after subscribing: an end between the two would otherwise be missed.
                 pause_s = seconds
                 try:
-                    request = self._store.get(request.id)
+                    request = self._records.get(request.id)
                 except RedisError:
                     pause_s = _AWAY_S
                 left = deadline - time.monotonic()

@@ -24,7 +24,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _LOCAL_NAMES: Final = (".localhost", ".local", ".internal")
 
 
-class Refused(Exception):
+class DeliveryRefused(Exception):
     """Raised where an address must not be posted to; trying again would not help."""
 
 
@@ -60,13 +60,13 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bo
     """Post `body` and return the status of the answer.
 
     Raises:
-        Refused: The address is not public, or none to post to.
+        DeliveryRefused: The address is not public, or none to post to.
         OSError: It could not be reached, or did not answer in time.
         http.client.HTTPException: It did not answer in HTTP.
     """
     fault = address_fault(url, allow_private=allow_private)
     if fault:
-        raise Refused(fault)
+        raise DeliveryRefused(fault)
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or _PORTS[parts.scheme]
@@ -85,7 +85,7 @@ def _dial(host: str, port: int, *, secure: bool, private: bool) -> socket.socket
         str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     }
     if not private and not all(_is_public(address) for address in addresses):
-        raise Refused(f"{host} resolves to an address that is not public")
+        raise DeliveryRefused(f"{host} resolves to an address that is not public")
     failure: OSError | None = None
     for address in sorted(addresses):
         try:

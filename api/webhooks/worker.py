@@ -19,15 +19,14 @@ from celery import Celery
 from standardwebhooks import Webhook as Signer
 
 from api.requests.objects import request_object
-from api.webhooks.post import Refused, post
+from api.webhooks.post import DeliveryRefused, post
 from configs.errors import ConfigurationError, NotFound
 from configs.settings import Settings, load_settings
 from routing.broker import DELIVER_TASK, WEBHOOK_QUEUE, celery_settings
 from routing.connection import connect
-from routing.outbox import Deliveries, Delivery
-from routing.records import RequestStore
+from routing.outbox import Delivery, Outbox
+from routing.records import Records
 from routing.request import Request
-from routing.router import Router
 
 _logger = logging.getLogger(__name__)
 
@@ -49,8 +48,8 @@ class WebhookSender:
     """Sends for one service."""
 
     settings: Settings
-    store: RequestStore
-    deliveries: Deliveries
+    records: Records
+    outbox: Outbox
     clock: Callable[[], float] = time.time
 
     def send_due(self) -> int:
@@ -60,24 +59,24 @@ class WebhookSender:
             redis.RedisError: Redis did not answer; what was taken is due again in a minute.
         """
         sent = 0
-        while (delivery := self.deliveries.take()) is not None:
+        while (delivery := self.outbox.take()) is not None:
             self._send(delivery)
             sent += 1
         return sent
 
     def _send(self, delivery: Delivery) -> None:
         try:
-            request = self.store.get(delivery.request_id)
+            request = self.records.get(delivery.request_id)
         except NotFound:
-            self.deliveries.delivered(delivery)  # removed meanwhile, and with it what to tell
+            self.outbox.delivered(delivery)  # removed meanwhile, and with it what to tell
             return
-        assert request.webhook is not None, "only a request that wants a webhook owes one"
+        assert request.webhook is not None, "only a request that wants a webhook has a delivery"
         fault, final = self._post(request, request.webhook.url, delivery)
         if not fault:
-            self.deliveries.delivered(delivery)
+            self.outbox.delivered(delivery)
             return
         pause = None if final or delivery.event != "ended" else self._pause(delivery)
-        self.deliveries.failed(delivery, fault, pause)
+        self.outbox.failed(delivery, fault, pause)
         _logger.warning(
             "the webhook %s of %s did not arrive (%s); %s",
             delivery.event, request.id, fault,
@@ -94,7 +93,7 @@ class WebhookSender:
                 self._headers(request, delivery, body),
                 allow_private=self.settings.webhook_allow_private,
             )
-        except Refused as refused:
+        except DeliveryRefused as refused:
             return str(refused), True
         except (OSError, http.client.HTTPException) as error:
             return f"{type(error).__name__}: {error}"[:_LONGEST_FAULT], False
@@ -160,8 +159,8 @@ except ConfigurationError as refused:
 @cache
 def _sender() -> WebhookSender:
     settings = load_settings()
-    router = Router.open(settings, connect(settings.redis_url))
-    return WebhookSender(settings, router.store, router.deliveries)
+    redis = connect(settings.redis_url)
+    return WebhookSender(settings, Records(settings, redis), Outbox(settings, redis))
 
 
 @app.task(name=DELIVER_TASK)

@@ -14,7 +14,7 @@ from redis import Redis
 from redis.commands.core import Script
 
 _FOLDER = Path(__file__).parent
-_BEFORE_ALL = ("record", "rotation")
+_BEFORE_ALL = ("record", "choice")
 
 
 @cache

@@ -25,7 +25,7 @@ import torch
 
 from configs.stage_config import EngineArgs, ParallelConfig
 from scripts.lab.bench_denoisers import DENOISERS
-from workers.devices.copies import open_lanes, spread_rows
+from workers.devices.copies import open_device_threads, spread_rows
 from workers.devices.ranks import Ranks
 from workers.devices.weight_dtype import weight_dtype
 
@@ -102,13 +102,13 @@ def _serve(setup: RankSetup, pipe: Connection) -> None:
     spec = DENOISERS[setup.size][setup.name]
     args = EngineArgs(setup.folder, parallel_config=setup.parallel)
     dtype = weight_dtype(args, setup.kind)
-    lane, *others = open_lanes(setup.kind, setup.parallel.world_size)
+    device_thread, *others = open_device_threads(setup.kind, setup.parallel.world_size)
     for each in others:
         each.close()
     kind: Any = getattr(diffusers, type(spec.make(torch.device("meta"), dtype)).__name__)
     module = kind.from_pretrained(setup.folder, subfolder=spec.part, dtype=dtype)
-    module = module.to(lane.device).eval()
-    with closing(lane), closing(Ranks.start(args, {spec.part: module}, lane)):
+    module = module.to(device_thread.device).eval()
+    with closing(device_thread), closing(Ranks.start(args, {spec.part: module}, device_thread)):
         pipe.send(_READY)
         arguments: dict[str, Any] = {}
         while True:
@@ -117,9 +117,9 @@ def _serve(setup: RankSetup, pipe: Connection) -> None:
             except EOFError:
                 return
             if rows is None:
-                pipe.send(seconds_of(module, arguments, lane.device))
+                pipe.send(seconds_of(module, arguments, device_thread.device))
             else:
-                arguments = spec.arguments(rows, lane.device, dtype)
+                arguments = spec.arguments(rows, device_thread.device, dtype)
                 pipe.send(_READY)
 
 
@@ -145,7 +145,7 @@ _NOT_COUNTED = 3  # repetitions of each call before those that are
 
 
 @dataclass(frozen=True)
-class Row:
+class DevicesRow:
     """Milliseconds of a call on one device, and speed-ups over it: median, lowest, highest."""
 
     denoiser: str
@@ -161,7 +161,7 @@ def degrees(way: str, count: int) -> ParallelConfig:
     return ParallelConfig(count, cfg_parallel_size=2, ulysses_degree=count // 2)
 
 
-class Bench:
+class DevicesBench:
     """One denoiser, ready in each way."""
 
     def __init__(
@@ -172,10 +172,10 @@ class Bench:
         self._kind = kind
         self._count = count
         self._dtype = weight_dtype(EngineArgs(name), kind)
-        self._lanes = open_lanes(kind, count)
-        for lane in self._lanes:
-            closing.callback(lane.close)
-        self._home = self._lanes[0].device
+        self._device_threads = open_device_threads(kind, count)
+        for device_thread in self._device_threads:
+            closing.callback(device_thread.close)
+        self._home = self._device_threads[0].device
         self._module = self._spec.make(self._home, self._dtype)
         self._arguments: dict[str, Any] = {}
         self._ranks: dict[str, RanksInTurn] = {}
@@ -187,7 +187,7 @@ class Bench:
             setup = RankSetup(str(folder), size, name, kind, degrees(way, count))
             self._ranks[way] = closing.enter_context(ranks_in_turn(setup))
         if "copies" in ways:
-            spread_rows(self._module, self._lanes)
+            spread_rows(self._module, self._device_threads)
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ class Bench:
         if way == "threads":
             return seconds_of(plain, self._arguments, self._home)
         alone: float = (
-            self._lanes[0].submit(seconds_of, plain, self._arguments, self._home).result()
+            self._device_threads[0].submit(seconds_of, plain, self._arguments, self._home).result()
         )
         return alone
 
@@ -227,7 +227,7 @@ class Bench:
         ]
 
 
-def measure(bench: Bench, name: str, rows: int, repeats: int) -> Row:
+def measure(bench: DevicesBench, name: str, rows: int, repeats: int) -> DevicesRow:
     """Run all ways `repeats` times, after some times that do not count."""
     bench.prepare(rows)
     times: dict[str, list[float]] = {way: [] for way in bench.ways}
@@ -241,7 +241,7 @@ def measure(bench: Bench, name: str, rows: int, repeats: int) -> Row:
         way: sorted(one / own for one, own in zip(times["one"], times[way], strict=True))
         for way in bench.ways[1:]
     }
-    return Row(
+    return DevicesRow(
         denoiser=name,
         rows=rows,
         one_ms=round(1000 * median(times["one"]), 1),
@@ -252,7 +252,7 @@ def measure(bench: Bench, name: str, rows: int, repeats: int) -> Row:
     )
 
 
-def table(row: Row) -> str:
+def table(row: DevicesRow) -> str:
     """Return a line for the row, as Markdown."""
     cells = [
         "{:.2f} [{:.2f}-{:.2f}]".format(*row.speedup[way]) if way in row.speedup else "none"
@@ -302,7 +302,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in names:
         with ExitStack() as closing:
-            bench = Bench(chosen.size, name, chosen.device, chosen.devices, chosen.ways, closing)
+            bench = DevicesBench(
+                chosen.size, name, chosen.device, chosen.devices, chosen.ways, closing
+            )
             for number in chosen.rows:
                 row = measure(bench, name, number, chosen.repeats)
                 rows.append(asdict(row))

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from scripts.lab.bench_models import MODELS, BenchModel, make
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import SilentObserver
+from workers.engine.generation import SilentProgress
 
 PROMPTS = (
     "a red circle on a blue background",
@@ -150,7 +150,7 @@ class Bench:
             with self._engine.request_coming():
                 if not spread_s:
                     start.wait()
-                return self._engine.generate(asked, SilentObserver()).batch_mean
+                return self._engine.generate(asked, SilentProgress()).batch_mean
 
         means = list(self._pool.map(make_one, range(n)))
         self.batch_means[way].append(sum(means) / n)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from configs.parameters import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS, Abilities, Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, VIDEO_TASKS, Abilities, Parameters
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted, SilentObserver
+from workers.engine.generation import Interrupted, SilentProgress
 from workers.engine.loader import load_pipeline
 from workers.sharing.merging import Unmergeable, layout
 
@@ -25,7 +25,7 @@ _TIMEOUT_S = 120
 _STEPS = 3
 
 
-# The first runs alone, and the second proves itself.
+# The first runs alone, and the second checks itself.
 _SHARED_STEPS = 5
 
 
@@ -75,7 +75,7 @@ def pixels(generation: Generation, index: int = 0) -> Any:
     return np.asarray(getattr(made[index], "frames", made[index])).astype(int)
 
 
-class Watcher(SilentObserver):
+class Watcher(SilentProgress):
     """Notes the steps, waits for others after the first one, and stops where it is told."""
 
     def __init__(self, start: threading.Barrier | None = None, stop_at: int | None = None) -> None:
@@ -112,10 +112,10 @@ def together(
     rendezvous = engine.rendezvous
 
     def be_patient() -> None:
-        rendezvous.line.max_wait_s, rendezvous.line.wait_share = patience_s, 1e12
+        rendezvous.queue.max_wait_s, rendezvous.queue.wait_share = patience_s, 1e12
 
     # Until all have made a step nobody waits: not all are in their loops yet.
-    rendezvous.line.max_wait_s = 0.0
+    rendezvous.queue.max_wait_s = 0.0
     start = threading.Barrier(len(asked), action=be_patient)
 
     def run(each: Parameters) -> Generation:

@@ -28,7 +28,7 @@ from typing import Any, Final
 from configs.errors import ConfigurationError
 from configs.settings import load_settings
 from configs.stages import load_stages, plan_replicas
-from scripts.api_client import Door
+from scripts.api_client import ApiClient
 from scripts.launcher.preflight import StartRefused
 from scripts.measured_service import running_api, running_redis, running_service
 
@@ -59,9 +59,9 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
     try:
-        with _service(options.start_timeout) as doors:
-            _mix(doors["round_robin"], [options.steps] * 4)  # warm, with speeds that are known
-            measured = list(_rounds(doors, options.requests, options.steps, options.rounds))
+        with _service(options.start_timeout) as apis:
+            _mix(apis["round_robin"], [options.steps] * 4)  # warm, with speeds that are known
+            measured = list(_rounds(apis, options.requests, options.steps, options.rounds))
     except (ConfigurationError, StartRefused) as refused:
         raise SystemExit(f"Error: {refused}") from None
     for line in _table(measured, options.rounds):
@@ -88,37 +88,37 @@ def _table(measured: list[Measured], rounds: int) -> Iterator[str]:
             yield f"| {order} | `{policy}` | {shown} | {most[0]} to {most[-1]} | {by} |"
 
 
-def _rounds(doors: dict[str, Door], count: int, light: int, rounds: int) -> Iterator[Measured]:
+def _rounds(apis: dict[str, ApiClient], count: int, light: int, rounds: int) -> Iterator[Measured]:
     for number in range(rounds):
         for order in ORDERS:
             steps = [light * 4 if place % 2 == 0 else light for place in range(count)]
             if order == "shuffled":
                 random.Random(number).shuffle(steps)
             for policy in POLICIES if number % 2 == 0 else reversed(POLICIES):
-                seconds, given = _mix(doors[policy], steps)
+                seconds, given = _mix(apis[policy], steps)
                 yield Measured(number, order, policy, seconds, given)
 
 
-def _mix(door: Door, steps: list[int]) -> tuple[float, dict[str, int]]:
+def _mix(api: ApiClient, steps: list[int]) -> tuple[float, dict[str, int]]:
     given: dict[str, int] = {}
     ids = []
     started = time.monotonic()
     for count in steps:
         body = {"prompt": "a red circle on a blue background", "num_inference_steps": count}
-        request = door.submit(body, secrets.token_hex(16))
+        request = api.submit(body, secrets.token_hex(16))
         ids.append(request["id"])
         given[request["replica"]] = given.get(request["replica"], 0) + count
     for request_id in ids:
         ended: dict[str, Any] = {"status": "queued"}
         while ended["status"] in {"queued", "running"}:
-            ended = door.request(request_id, wait_s=10)
+            ended = api.request(request_id, wait_s=10)
         if ended["status"] != "succeeded":
             raise SystemExit(f"Error: {request_id} is {ended['status']}: {ended['error']}")
     return time.monotonic() - started, dict(sorted(given.items()))
 
 
 @contextmanager
-def _service(start_timeout_s: float) -> Iterator[dict[str, Door]]:
+def _service(start_timeout_s: float) -> Iterator[dict[str, ApiClient]]:
     """Run everything; yields the API of each policy."""
     settings = load_settings()
     stage_file, key = settings.stage_configs_path, settings.api_key
@@ -133,7 +133,7 @@ def _service(start_timeout_s: float) -> Iterator[dict[str, Door]]:
             stack.enter_context(running_service(stage_file, replicas, start_timeout_s, key, first)),
             stack.enter_context(running_api(replicas, start_timeout_s, key, second)),
         )
-        yield {policy: Door(url, key) for policy, url in zip(POLICIES, urls, strict=True)}
+        yield {policy: ApiClient(url, key) for policy, url in zip(POLICIES, urls, strict=True)}
 
 
 if __name__ == "__main__":

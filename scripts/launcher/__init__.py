@@ -1,4 +1,4 @@
-"""The launcher: the parts of the service on one host, started, looked after and ended in order.
+"""The launcher: starts the parts of the service on one host, restarts those that end, stops all.
 
-Knows processes, ports and logs; serves nothing itself. The command line is `scripts/serve.py`.
+The command line is `scripts/serve.py`.
 """

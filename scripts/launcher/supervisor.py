@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from scripts.launcher.child_process import Backoff, ChildProcess
 from scripts.launcher.parts import Part
 
 
-class StopWish:
-    """Set by a first signal; a second one asks to hurry."""
+class StopSignals:
+    """SIGINT, SIGTERM and SIGHUP: the first one asks to stop, a second one to hurry."""
 
     def __init__(self) -> None:
         """Take over the signals; a SIGHUP that was ignored (``nohup``) stays ignored."""
@@ -32,7 +32,7 @@ class StopWish:
         """Whether there was a signal."""
         return self._event.is_set()
 
-    def hurries(self) -> bool:
+    def hurry(self) -> bool:
         """Whether there was more than one."""
         return self._times > 1
 
@@ -47,7 +47,7 @@ _LOG_TAIL_BYTES = 8192
 _LOG_LINE_CHARS = 300
 
 
-class Member:
+class SupervisedPart:
     """A part under supervision, and the process that runs it now, if one does.
 
     Attributes:
@@ -72,7 +72,7 @@ class Member:
 
 
 class Supervisor:
-    """Runs parts until they are stopped (``scripts/launcher/supervisor.py``)."""
+    """Starts parts, and starts again those that end."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Supervisor:
             clock: Seconds that never go back.
             backoff: Makes the pauses between the starts of one part.
         """
-        self.members: list[Member] = []
+        self.members: list[SupervisedPart] = []
         self._environment = environment
         self._folder = folder
         self._logs = logs
@@ -105,7 +105,7 @@ class Supervisor:
     def start(self, parts: Sequence[Part]) -> None:
         """Start the parts, and look after them from now on."""
         for part in parts:
-            member = Member(part, self._logs / f"{part.name}.log", self._backoff())
+            member = SupervisedPart(part, self._logs / f"{part.name}.log", self._backoff())
             self.members.append(member)
             self._start(member)
 
@@ -120,7 +120,7 @@ class Supervisor:
             elif not member.ready:
                 self._ask(member, member.process.pid)
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: SupervisedPart) -> None:
         part = member.part
         merged = {**self._environment, **part.environment}
         member.ready, member.explained = False, False
@@ -136,7 +136,7 @@ class Supervisor:
         except OSError as error:
             self._start_later(member, f"cannot be started: {error}")
 
-    def _ask(self, member: Member, pid: int) -> None:
+    def _ask(self, member: SupervisedPart, pid: int) -> None:
         name = member.part.name
         if (what := member.part.ready(pid)) is not None:
             member.ready = member.tried = True
@@ -147,7 +147,7 @@ class Supervisor:
             member.explained = member.tried = True
             self._say(f"{name} failed: {reason}")
 
-    def _ended(self, member: Member, status: int) -> None:
+    def _ended(self, member: SupervisedPart, status: int) -> None:
         pid = member.process.pid if member.process else 0
         what = f"ended with {_spelled(status)}"
         if status > 0 and not member.explained:
@@ -159,7 +159,7 @@ class Supervisor:
                 what = f"{what}: {line}"
         self._start_later(member, what)
 
-    def _start_later(self, member: Member, what: str) -> None:
+    def _start_later(self, member: SupervisedPart, what: str) -> None:
         now = self._clock()
         pause_s = member.backoff.pause(now - member.ready_at if member.ready else 0.0)
         member.process, member.ready, member.tried = None, False, True
@@ -187,10 +187,7 @@ def _spelled(status: int) -> str:
     return f"signal {-status}{f' ({described.lower()})' if described else ''}"
 
 
-OUTLIVE_S = 0.4  # how long a part that lingers may outlive the ones it lingered for
-
-
-HURRY_S = 1.0  # every grace, once somebody has asked a second time
+HURRY_S = 1.0  # every grace, after a second signal
 
 
 _KILL_S = 1.0
@@ -201,10 +198,10 @@ _PAUSE_S = 0.02
 
 @dataclass(frozen=True)
 class Shutdown:
-    """How the parts are brought to their end.
+    """How the parts are stopped.
 
     Attributes:
-        hurried: Whether somebody has asked a second time.
+        hurried: Whether there was a second signal.
         say: Prints one line to people.
         clock: Seconds that never go back.
         sleep: Waits for so many seconds.
@@ -215,39 +212,49 @@ class Shutdown:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def stop(self, members: Sequence[Member]) -> None:
-        """End all parts: in their order, and the ones of one order together.
+    def stop(self, members: Sequence[SupervisedPart]) -> None:
+        """Stop all parts: in their order, and the ones of one order together.
 
-        A part that lingers goes on while the next ones end: the API still answers the clients that
-        wait for what the replicas finish. What is idle ends at once, so that the graces are rare.
+        A part with a head start ends beside those of the next order, and has its own grace for it.
         """
-        lingering: list[Member] = []
+        ending: dict[SupervisedPart, float] = {}  # with the moment at which each is killed
         for order in sorted({member.part.stop_order for member in members}):
-            row = [member for member in members if member.part.stop_order == order]
-            for member in row:
-                if member.process is not None:
-                    member.process.terminate()
-            self._wait(row, max(member.part.grace_s for member in row))
-            self._wait(lingering, OUTLIVE_S)
-            self._kill([*lingering, *(member for member in row if not member.part.lingers)])
-            lingering = [member for member in row if member.part.lingers]
-        self._kill(lingering)
+            asked_at = self.clock()
+            limits = ending
+            ending = {}
+            for member in members:
+                if member.part.stop_order != order or member.process is None:
+                    continue
+                member.process.terminate()
+                part = member.part
+                if part.head_start_s is None:
+                    limits[member] = asked_at + part.grace_s
+                else:
+                    ending[member] = asked_at + part.grace_s
+            starts = {member: asked_at + (member.part.head_start_s or 0.0) for member in ending}
+            self._wait(limits | starts, asked_at)
+            self._kill(limits)
+        self._wait(ending, self.clock())
+        self._kill(ending)
 
-    def _wait(self, members: Sequence[Member], seconds: float) -> None:
-        started = self.clock()
-        while any(_runs(member) for member in members):
-            if self.clock() - started >= (min(seconds, HURRY_S) if self.hurried() else seconds):
+    def _wait(self, limits: Mapping[SupervisedPart, float], asked_at: float) -> None:
+        """Wait until each has ended or its moment is over."""
+        while True:
+            now = self.clock()
+            hurried = self.hurried() and now - asked_at >= HURRY_S
+            if hurried or not any(now < limit and _runs(each) for each, limit in limits.items()):
                 return
             self.sleep(_PAUSE_S)
 
-    def _kill(self, members: Sequence[Member]) -> None:
+    def _kill(self, members: Iterable[SupervisedPart]) -> None:
         late = [member for member in members if _runs(member)]
         for member in late:
             if member.process is not None:
-                self.say(f"{member.part.name} did not end in time and is killed")
+                self.say(f"{member.part.name} did not stop in time and is killed")
                 member.process.kill()
-        self._wait(late, _KILL_S)
+        now = self.clock()
+        self._wait(dict.fromkeys(late, now + _KILL_S), now)
 
 
-def _runs(member: Member) -> bool:
+def _runs(member: SupervisedPart) -> bool:
     return member.process is not None and member.process.poll() is None

@@ -15,7 +15,7 @@ import numpy as np
 
 from scripts.serving_bench.measurement import Measurement
 from scripts.serving_bench.options import Options
-from scripts.serving_bench.requests import Outcome, Reply
+from scripts.serving_bench.requests import Reply, RequestResult
 
 _DIGITS: Final = 6
 
@@ -107,7 +107,7 @@ def _stages(replies: Sequence[Reply]) -> dict[str, dict[str, float]]:
     }
 
 
-def _goals(outcomes: Sequence[Outcome], options: Options) -> dict[str, Any]:
+def _goals(outcomes: Sequence[RequestResult], options: Options) -> dict[str, Any]:
     if not options.slo and options.slo_ms is None:
         return {}
     verdicts = [one.met_slo for one in outcomes if one.met_slo is not None]
@@ -148,8 +148,8 @@ def _replicas(measured: Measurement) -> list[dict[str, Any]]:
     return rows
 
 
-def _first_errors(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """For each code the first message, since a count alone mends nothing."""
+def _first_errors(outcomes: Sequence[RequestResult]) -> dict[str, str]:
+    """For each code the first message, since a count alone fixes nothing."""
     found: dict[str, str] = {}
     for one in outcomes:
         if one.error_code is not None:
@@ -157,7 +157,7 @@ def _first_errors(outcomes: Sequence[Outcome]) -> dict[str, str]:
     return found
 
 
-def _row(one: Outcome, epoch_s: float) -> dict[str, Any]:
+def _row(one: RequestResult, epoch_s: float) -> dict[str, Any]:
     reply = one.reply
     started = reply.started_at - epoch_s if reply and reply.started_at else None
     return {

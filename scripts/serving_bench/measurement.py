@@ -28,9 +28,9 @@ from scripts.serving_bench.http_call import Caller, RequestFailed, open_session
 from scripts.serving_bench.options import Options
 from scripts.serving_bench.requests import (
     BenchRefused,
-    Outcome,
     PlannedRequest,
     Reply,
+    RequestResult,
     arrival_times,
 )
 from scripts.serving_bench.service_view import (
@@ -204,7 +204,7 @@ class Measurement:
     started_at: datetime
     epoch_s: float
     duration_s: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestResult, ...]
     replicas: tuple[ReplicaView, ...]
     served: dict[str, tuple[int, int]]
     warmup_requests: int
@@ -253,7 +253,7 @@ class ClockedRun:
             load=(load, os.getloadavg()[0]),
         )
 
-    async def _one(self, request: PlannedRequest, arrival: float, bar: tqdm[Any]) -> Outcome:
+    async def _one(self, request: PlannedRequest, arrival: float, bar: tqdm[Any]) -> RequestResult:
         await asyncio.sleep(max(0.0, arrival - self._now()))
         async with self._places:
             sent = self._now()
@@ -272,7 +272,7 @@ class ClockedRun:
         if reply is not None and self._options.save_dir is not None:
             _save(reply, request.index, self._options.save_dir)
         bar.update()
-        return Outcome(
+        return RequestResult(
             index=request.index,
             arrived_s=arrival,
             sent_s=sent,
@@ -349,7 +349,7 @@ def _names(views: Sequence[ReplicaView]) -> str:
     return ", ".join(view.name for view in views) or "none"
 
 
-async def _remove(backend: Backend, outcomes: Sequence[Outcome]) -> None:
+async def _remove(backend: Backend, outcomes: Sequence[RequestResult]) -> None:
     """Remove what the service keeps of the succeeded ones; the clock no longer runs."""
     places = asyncio.Semaphore(_REMOVE_AT_A_TIME)
 

@@ -15,7 +15,7 @@ Shape = tuple[int | None, int | None, int | None]
 
 
 class BenchRefused(Exception):
-    """Raised when the benchmark cannot start or go on; its text is one line that names the mend."""
+    """Raised when the benchmark cannot start or go on; its text is one line that names the fix."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestResult:
     """One request as the client saw it, its times counted from the start of the measurement.
 
     Attributes:

@@ -36,7 +36,7 @@ async def wait_ready(caller: Caller, base_url: str, timeout_s: float) -> None:
     """Return once the service can serve.
 
     Raises:
-        BenchRefused: It can not within `timeout_s` seconds; the reason is its own.
+        BenchRefused: It cannot within `timeout_s` seconds; the reason is its own.
     """
     deadline = time.monotonic() + timeout_s
     path = "/ready"

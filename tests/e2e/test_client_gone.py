@@ -107,8 +107,8 @@ def test_two_calls_with_one_key_wait_for_one_request(service: Service) -> None:
 
 
 @pytest.fixture
-def idle_door(redis_url: str, tmp_path: Path) -> Iterator[Service]:
-    """A door of one process, with one replica that takes nothing."""
+def idle_api(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    """An API of one process, with one replica that takes nothing."""
     own = Service(
         redis_url,
         f"gone-{secrets.token_hex(4)}:",
@@ -122,25 +122,25 @@ def idle_door(redis_url: str, tmp_path: Path) -> Iterator[Service]:
         own.stop()
 
 
-def test_two_hundred_clients_that_wait_hold_up_nobody(idle_door: Service, redis_url: str) -> None:
+def test_two_hundred_clients_that_wait_hold_up_nobody(idle_api: Service, redis_url: str) -> None:
     # One long request keeps the replica, so that the others wait in its line.
-    busy = idle_door.submit(num_inference_steps=1000, deterministic=True, priority="high")["id"]
-    idle_door.at_step(busy, 1)
+    busy = idle_api.submit(num_inference_steps=1000, deterministic=True, priority="high")["id"]
+    idle_api.at_step(busy, 1)
     with ExitStack() as stack, Redis.from_url(redis_url) as redis:
         before = len(redis.client_list())
         for _ in range(WAITING):
             stack.enter_context(
-                send(idle_door, "/v1/images/generations", prompt="a", num_inference_steps=1000)
+                send(idle_api, "/v1/images/generations", prompt="a", num_inference_steps=1000)
             )
         # One or the other may have ended before the last came.
-        wait_until(lambda: taken(idle_door) > WAITING, 90, "all of them to be taken")
-        assert held(idle_door) > WAITING // 2
-        assert idle_door.call("GET", "/health", timeout_s=5).status == 200
+        wait_until(lambda: taken(idle_api) > WAITING, 90, "all of them to be taken")
+        assert held(idle_api) > WAITING // 2
+        assert idle_api.call("GET", "/health", timeout_s=5).status == 200
         # All of them listen by the one connection of the process.
         assert len(redis.client_list()) - before < 60
-    idle_door.call("POST", f"/v1/requests/{busy}/cancel")
-    wait_until(lambda: held(idle_door) == 0, 60, "all to be gone")
-    assert idle_door.call("GET", "/health", timeout_s=5).status == 200
+    idle_api.call("POST", f"/v1/requests/{busy}/cancel")
+    wait_until(lambda: held(idle_api) == 0, 60, "all to be gone")
+    assert idle_api.call("GET", "/health", timeout_s=5).status == 200
 
 
 def taken(service: Service) -> int:

@@ -13,14 +13,14 @@ import psutil
 import pytest
 import yaml
 
+from configs.parameters import Parameters
 from configs.settings import REPOSITORY
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
 from tests.e2e.service import Service
 from tests.engine.tiny_families import save_family
 from tests.waiting import wait_until
 from workers.engine.engine import Engine
-from workers.engine.generation import SilentObserver
+from workers.engine.generation import SilentProgress
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ def picture(model: Path) -> np.ndarray[Any, Any]:
     args = EngineArgs(str(model), device="cpu")
     stage = StageConfig(0, RuntimeConfig((0,)), args)
     engine = Engine.load(ReplicaPlan("replica0", 0, stage, (0,)))
-    (image,) = engine.generate(Parameters(guidance_scale=3.0, **ASKED), SilentObserver()).images
+    (image,) = engine.generate(Parameters(guidance_scale=3.0, **ASKED), SilentProgress()).images
     return np.asarray(image).astype(int)
 
 

@@ -43,7 +43,7 @@ def test_all_ways_are_measured_and_no_rank_is_left() -> None:
         (("--denoisers", "SDXL"), "--size tiny has no SDXL; give one of UNet, DiT"),
     ],
 )
-def test_what_can_not_be_measured_is_refused(arguments: tuple[str, ...], fault: str) -> None:
+def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], fault: str) -> None:
     refused = run(*arguments)
     assert refused.returncode == 2
     assert fault in refused.stderr

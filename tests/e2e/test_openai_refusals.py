@@ -1,4 +1,4 @@
-"""What the `openai` client raises where a door asks for a key, and where the lines are full."""
+"""What the `openai` client raises where an API asks for a key, and where the lines are full."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LONG, SOME = 1000, 200  # steps: much more than a test needs, some seconds
 def strict(
     service: Service, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    """Another door to the same replicas, with a key and lines of one."""
-    door = Service(
+    """Another API to the same replicas, with a key and lines of one."""
+    api = Service(
         redis_url,
         service.redis_prefix,
         tmp_path_factory.mktemp("strict"),
@@ -33,14 +33,14 @@ def strict(
         },
     )
     try:
-        door.start_api()
-        yield door
+        api.start_api()
+        yield api
     finally:
-        door.stop()
+        api.stop()
 
 
-def client_of(door: Service, key: str = KEY, max_retries: int = 0) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{door.url}/v1", api_key=key, max_retries=max_retries)
+def client_of(api: Service, key: str = KEY, max_retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{api.url}/v1", api_key=key, max_retries=max_retries)
 
 
 @contextmanager

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from PIL import Image
 
+from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
 from scripts.lab.families import save_family
 from tests.e2e.launcher import Launcher
 from tests.waiting import wait_until
 from workers.engine.engine import Engine
-from workers.engine.generation import SilentObserver
+from workers.engine.generation import SilentProgress
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def on_one_device(model: Path, outputs: int) -> list[np.ndarray[Any, Any]]:
     """What one core makes of the request, without a service."""
     stage = StageConfig(0, RuntimeConfig((0,)), EngineArgs(str(model), device="cpu"))
     engine = Engine.load(ReplicaPlan("replica0", 0, stage, (0,)))
-    made = engine.generate(Parameters(num_outputs_per_prompt=outputs, **ASKED), SilentObserver())
+    made = engine.generate(Parameters(num_outputs_per_prompt=outputs, **ASKED), SilentProgress())
     return [np.asarray(image.convert("RGB")).astype(int) for image in made.images]
 
 

@@ -176,7 +176,7 @@ def test_a_queue_that_is_no_replica_is_refused_in_one_line() -> None:
         assert "Traceback" not in said
 
 
-def test_a_model_that_loads_and_can_not_draw_is_failed_not_ready(
+def test_a_model_that_loads_and_cannot_draw_is_failed_not_ready(
     redis_url: str, tmp_path: Path
 ) -> None:
     """The warm-up fails: no multiple of eight is a size this model can draw."""

@@ -135,7 +135,7 @@ def test_the_only_ready_replica_goes_by_force_alone_and_what_it_had_waits(
     service.call("POST", "/v1/replicas/replica1/resume")
 
 
-def test_what_can_not_be_rolled_is_said_in_one_line(service: Service) -> None:
+def test_what_cannot_be_rolled_is_said_in_one_line(service: Service) -> None:
     for arguments, words in (
         (("replica7",), "there is no replica replica7; known are replica0, replica1"),
         (("--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 does not answer"),

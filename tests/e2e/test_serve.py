@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import json
 import os
 import shutil
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
@@ -159,6 +162,39 @@ def test_stopping_loses_no_request_and_leaves_no_process(launcher: Launcher) -> 
         assert launcher.ended(identifier)["status"] == "succeeded"
         # Handed back, not given up: no stop counts as a crash.
         assert launcher.crashes(identifier) == 0
+
+
+def test_stopping_kills_nothing_whatever_connections_are_open(
+    launcher: Launcher,
+) -> None:
+    request = launcher.submit(LONG)
+    with ExitStack() as open_now:
+
+        def connected() -> http.client.HTTPConnection:
+            connection = http.client.HTTPConnection("127.0.0.1", launcher.port, timeout=30)
+            return open_now.enter_context(closing(connection))
+
+        # As a browser keeps them: one for the next call, one opened ahead, and a stream of events.
+        kept = connected()
+        kept.request("GET", "/health")
+        kept.getresponse().read()
+        connected().connect()
+        stream = connected()
+        stream.request("GET", f"/v1/requests/{request}/events")
+        events = stream.getresponse()
+        assert events.readline()
+        held = connected()
+        held.request("GET", f"/v1/requests/{request}", headers={"Prefer": "wait=60"})
+
+        assert launcher.end(signal.SIGTERM, timeout_s=STOP_S) == 0
+
+        assert json.load(held.getresponse())["id"] == request, "a held call is answered"
+        events.read()
+    assert "killed" not in launcher.console()
+    assert launcher.left() == []
+
+    launcher.start()
+    launcher.call(f"/v1/requests/{request}/cancel", {})
 
 
 def test_ctrl_c_stops_it_as_well(launcher: Launcher) -> None:

@@ -13,7 +13,9 @@ import pytest
 from redis import Redis
 
 from configs.settings import Settings
-from routing.router import Router
+from routing.broker import Broker
+from routing.claims import Claims
+from routing.records import Records
 from tests.chaos.history import History
 from tests.e2e.service import Service
 from tests.waiting import wait_until
@@ -31,16 +33,21 @@ def redis(service: Service) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def router(service: Service, redis: Redis) -> Iterator[Router]:
-    """The sending side, over the service's own Redis."""
-    settings = Settings(
+def settings(service: Service) -> Settings:
+    """Those of the running service."""
+    return Settings(
         redis_url=service.redis_url,
         redis_prefix=service.redis_prefix,
         outputs_url=f"file://{service.outputs}",
     )
-    router = Router.open(settings, redis)
-    yield router
-    router.broker.close()
+
+
+@pytest.fixture
+def broker(settings: Settings) -> Iterator[Broker]:
+    """The sending side, over the service's own Redis."""
+    broker = Broker(settings)
+    yield broker
+    broker.close()
 
 
 @pytest.fixture
@@ -82,23 +89,24 @@ def test_wake_ups_that_got_lost_are_made_good(service: Service, redis: Redis, bu
 
 
 def test_a_request_that_was_moved_and_whose_new_replica_was_never_told_runs(
-    service: Service, router: Router, busy: Any
+    service: Service, settings: Settings, redis: Redis, busy: Any
 ) -> None:
     """As where the process that moves it dies between the record and the message."""
     waiting = service.submit_to("replica0", "a blue star")
-    move = router.claims.move_waiting(router.store.get(waiting["id"]))
+    record = Records(settings, redis).get(waiting["id"])
+    move = Claims(settings, redis).move_waiting(record)
     assert move is not None
     ended = service.ended(waiting["id"])
     assert (ended["status"], ended["replica"], ended["attempt"]) == ("succeeded", "replica1", 2)
 
 
 def test_wake_ups_that_come_many_times_run_nothing_twice(
-    service: Service, redis: Redis, router: Router
+    service: Service, redis: Redis, broker: Broker
 ) -> None:
     requests = [service.submit() for _ in range(2)]
     for request in requests:
         for _ in range(5):
-            assert router.broker.wake(request["replica"], request["id"], 1)
+            assert broker.wake(request["replica"], request["id"], 1)
     for request in requests:
         assert service.ended(request["id"])["status"] == "succeeded"
     wait_until(

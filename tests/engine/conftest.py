@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
-from tests.engine.company import Company
+from tests.engine.batches import Batches
 from tests.engine.toy_denoiser import Requests
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -45,8 +45,8 @@ def count_decodes(pipe: Any) -> list[Any]:
 
 def patient(rendezvous: Rendezvous) -> Rendezvous:
     """Whoever can meet does, however slow the machine is."""
-    rendezvous.line.max_wait_s = TIMEOUT_S
-    rendezvous.line.wait_share = 1e12
+    rendezvous.queue.max_wait_s = TIMEOUT_S
+    rendezvous.queue.wait_share = 1e12
     return rendezvous
 
 
@@ -102,18 +102,18 @@ def parameters() -> MakeParameters:
 
 
 @pytest.fixture(scope="module")
-def shared_company() -> Iterator[Company]:
-    company = Company(load_pipeline(plan()))
-    yield company
-    company.pool.shutdown()
+def shared_batches() -> Iterator[Batches]:
+    batches = Batches(load_pipeline(plan()))
+    yield batches
+    batches.pool.shutdown()
 
 
 @pytest.fixture
-def company(shared_company: Company) -> Company:
+def batches(shared_batches: Batches) -> Batches:
     """An engine whose requests start together, which has encoded and decoded nothing yet."""
-    shared_company.encoded.clear()
-    shared_company.decoded.clear()
-    return shared_company
+    shared_batches.encoded.clear()
+    shared_batches.decoded.clear()
+    return shared_batches
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def requests() -> Iterator[Requests]:
 
 
 @pytest.fixture
-def proven(requests: Requests) -> Requests:
-    """Has shared a forward before, so that the next group needs no proof."""
+def checked(requests: Requests) -> Requests:
+    """Has shared a forward before, so that the next group needs no check."""
     for each in requests.meet(1.0, 2.0, texts=[{}, {"first_time": 1.0}]):
         each.result(TIMEOUT_S)
     requests.denoiser.seen.clear()

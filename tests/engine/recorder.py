@@ -1,4 +1,4 @@
-"""An observer that writes down where a run is, and may stop or steer it."""
+"""A `Progress` that writes down where a run is, and may stop or steer it."""
 
 from collections.abc import Mapping
 

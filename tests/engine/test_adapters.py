@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
-from configs.stage_config import LoraSource, PipelineSettings
-from routing.parameters import Lora
+from configs.parameters import Lora
+from configs.stage_config import PipelineSettings
+from configs.stage_fields import LoraSource
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import lora_weights, save_lora
 from tests.engine.recorder import Recorder
@@ -209,7 +210,7 @@ def test_weights_come_in_the_type_of_the_part(folder: Path, parameters: MakePara
 
 
 def test_layers_are_not_made_in_inference_mode(folder: Path, parameters: MakeParameters):
-    """Weights that torchao quantized can not be in such layers."""
+    """Weights that torchao quantized cannot be in such layers."""
     engine = Engine.load(plan(pipeline=PipelineSettings(lora_dir=str(folder))))
     engine.generate(parameters(lora=(BOTH,), num_inference_steps=2), Recorder())
     for part in (engine._pipe.unet, engine._pipe.text_encoder):

@@ -1,4 +1,4 @@
-"""Arguments of families that are laid out in ways of their own: merged, cut and proven by name."""
+"""Arguments of families that are laid out in ways of their own: merged, cut and checked by name."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_what_has_rows_in_a_way_of_its_own_is_merged_and_cut_by_them(family: str
 @pytest.mark.parametrize(
     ("family", "name"), [key for key in OWN_WAYS if key[1] != "input_img_latents"]
 )
-def test_a_proof_speaks_for_the_rows_in_which_calls_differ(family: str, name: str):
+def test_a_check_speaks_for_the_rows_in_which_calls_differ(family: str, name: str):
     make = OWN_WAYS[family, name]
     apart = merge([call(1, **{name: make(1, first)}) for first in (0, 1)], [1, 1])
     alike = merge([call(1, **{name: make(1, 0)}) for _ in range(2)], [1, 1])

@@ -58,6 +58,6 @@ def test_tensors_elsewhere_are_pickled():
     assert torch.equal(unpack(packed, torch.device("meta"))[0], torch.ones(2))
 
 
-def test_what_can_not_be_sent_is_an_error_of_the_sender():
+def test_what_cannot_be_sent_is_an_error_of_the_sender():
     with pytest.raises((TypeError, pickle.PicklingError)):
         pack(threading.Lock(), CPU)

@@ -13,7 +13,7 @@ from diffusers import (
     SkyReelsV2Transformer3DModel,
 )
 
-from routing.parameters import TEXT_TO_VIDEO
+from configs.parameters import TEXT_TO_VIDEO
 from scripts.lab.family_trial import Watcher, pixels, small_request
 from scripts.lab.video_families import wan
 from tests.engine.conftest import count_decodes, plan

@@ -12,15 +12,22 @@ import torch
 from peft import LoraConfig, get_peft_model_state_dict
 
 from configs.errors import ModelLoadFailed
+from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ParallelConfig, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import Parameters
 from tests.engine.conftest import BUNDLED, MakeParameters, patient
 from tests.engine.recorder import Recorder
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from tests.engine.tiny_families import FAMILIES, save_family
 from tests.engine.toy_denoiser import ToyDenoiser
 from workers.devices.chunk import DeviceChunk
-from workers.devices.copies import Lane, deal_calls, deal_rows, each_copy, open_lanes, spread_rows
+from workers.devices.copies import (
+    DeviceThread,
+    deal_calls,
+    deal_rows,
+    each_copy,
+    open_device_threads,
+    spread_rows,
+)
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
 
@@ -41,11 +48,11 @@ def own_threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def lanes() -> Iterator[list[Lane]]:
-    opened = open_lanes("cpu", 2)
+def device_threads() -> Iterator[list[DeviceThread]]:
+    opened = open_device_threads("cpu", 2)
     yield opened
-    for lane in opened:
-        lane.close()
+    for device_thread in opened:
+        device_thread.close()
 
 
 class Watched(ToyDenoiser):
@@ -71,9 +78,9 @@ class Watched(ToyDenoiser):
 
 
 @pytest.fixture
-def denoiser(lanes: list[Lane]) -> Watched:
+def denoiser(device_threads: list[DeviceThread]) -> Watched:
     made = Watched()
-    spread_rows(made, lanes)
+    spread_rows(made, device_threads)
     for each in each_copy(made):
         assert isinstance(each, Watched)
         each.seen, each.threads = [], []
@@ -90,34 +97,41 @@ def test_rows_are_dealt_out_evenly_and_no_part_is_empty(rows: int, parts: int, c
     assert [row for part in dealt for row in part] == list(range(rows))
 
 
-def test_a_lane_is_one_core_one_thread_and_the_callers_inference_mode(lanes: list[Lane]):
+def test_a_device_thread_is_one_core_one_thread_and_the_callers_inference_mode(
+    device_threads: list[DeviceThread],
+):
     with torch.inference_mode():
-        assert lanes[0].submit(torch.is_inference_mode_enabled).result()
-    assert not lanes[0].submit(torch.is_inference_mode_enabled).result()
-    assert [lane.submit(torch.get_num_threads).result() for lane in lanes] == [1, 1]
+        assert device_threads[0].submit(torch.is_inference_mode_enabled).result()
+    assert not device_threads[0].submit(torch.is_inference_mode_enabled).result()
+    assert [
+        device_thread.submit(torch.get_num_threads).result() for device_thread in device_threads
+    ] == [1, 1]
     if len(os.sched_getaffinity(0)) > 1:
-        first, second = (lane.submit(os.sched_getaffinity, 0).result() for lane in lanes)
+        first, second = (
+            device_thread.submit(os.sched_getaffinity, 0).result()
+            for device_thread in device_threads
+        )
         assert len(first) == len(second) == 1
         assert first != second
 
 
-def test_lanes_leave_the_threads_of_everything_else_as_they_are():
+def test_device_threads_leave_the_threads_of_everything_else_as_they_are():
     torch.set_num_threads(2)
-    for lane in open_lanes("cpu", 2):
-        lane.close()
+    for device_thread in open_device_threads("cpu", 2):
+        device_thread.close()
     assert torch.get_num_threads() == 2
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(torch.get_num_threads).result() == 2
 
 
-def test_each_copy_runs_its_rows_on_its_lane(denoiser: Watched):
+def test_each_copy_runs_its_rows_on_its_device_thread(denoiser: Watched):
     sample = torch.arange(10.0).reshape(5, 2)
     for _ in range(2):
         assert torch.equal(denoiser(sample, torch.tensor(1.0))[0], 2 * sample + 1)
     first, second = each_copy(denoiser)
     assert first is denoiser
     assert second.seen == [2, 2]
-    assert denoiser.seen == [3, 5, 3]  # the first call proves itself uncut
+    assert denoiser.seen == [3, 5, 3]  # the first call checks itself uncut
     assert len({*first.threads, *second.threads}) == 3
     assert second.weight.data_ptr() == denoiser.weight.data_ptr()
 
@@ -163,11 +177,11 @@ def test_the_error_of_a_part_is_that_of_the_call_and_the_next_call_is_right(deno
     assert denoiser(torch.ones(2, 1), torch.tensor(1.0))[0].tolist() == [[3.0], [3.0]]
 
 
-def test_a_denoiser_with_a_hook_inside_is_refused(lanes: list[Lane]):
+def test_a_denoiser_with_a_hook_inside_is_refused(device_threads: list[DeviceThread]):
     made = torch.nn.Sequential(torch.nn.Linear(2, 2))
     made[0].forward = made[0].forward
     with pytest.raises(ValueError, match=r"Sequential\.0: its forward is replaced by a hook"):
-        spread_rows(made, lanes)
+        spread_rows(made, device_threads)
 
 
 def denoiser_of(pipe: Any) -> Any:
@@ -190,13 +204,15 @@ def latents(pipe: Any, outputs: int = 1, size: int = 32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_make_on_two_copies_what_they_make_on_one(name: str, lanes: list[Lane]):
+def test_families_make_on_two_copies_what_they_make_on_one(
+    name: str, device_threads: list[DeviceThread]
+):
     torch.manual_seed(0)
     pipe = FAMILIES[name]()
     pipe.set_progress_bar_config(disable=True)
     alone = latents(pipe, 3)
     denoiser = denoiser_of(pipe)
-    spread_rows(denoiser, lanes)
+    spread_rows(denoiser, device_threads)
     calls: list[None] = []
     each_copy(denoiser)[1].register_forward_pre_hook(lambda *_: calls.append(None))
     made = latents(pipe, 3)
@@ -217,14 +233,16 @@ def adapter_weights(name: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["stable_diffusion", "flux"])
-def test_adapters_that_a_pipeline_loads_reach_the_copies(name: str, lanes: list[Lane]):
+def test_adapters_that_a_pipeline_loads_reach_the_copies(
+    name: str, device_threads: list[DeviceThread]
+):
     torch.manual_seed(0)
     pipe = FAMILIES[name]()
     pipe.set_progress_bar_config(disable=True)
     denoiser = denoiser_of(pipe)
     plain = latents(pipe, 2)
-    spread_rows(denoiser, lanes)
-    latents(pipe, 2)  # proves that it may be cut
+    spread_rows(denoiser, device_threads)
+    latents(pipe, 2)  # checks that it may be cut
     pipe.load_lora_weights(adapter_weights(name), adapter_name="strong")
     pipe.set_adapters(["strong"], [2.0])
     assert not any(part.training for part in each_copy(denoiser)[1].modules())

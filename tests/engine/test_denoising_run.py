@@ -10,7 +10,7 @@ import torch
 from diffusers import EulerAncestralDiscreteScheduler, FlowMatchEulerDiscreteScheduler
 from PIL.Image import Image
 
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from scripts.lab.families import save_family
 from tests.engine.conftest import plan
 from tests.engine.recorder import Recorder

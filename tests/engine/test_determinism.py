@@ -1,4 +1,4 @@
-"""A deterministic request has the same bytes in any process, any order and any company."""
+"""A deterministic request has the same bytes in any process, any order and any batches."""
 
 import hashlib
 import random
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from configs.parameters import IMAGE_TO_IMAGE, INPAINT, Lora, Parameters
 from configs.stage_config import PipelineSettings
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Lora, Parameters
 from tests.engine.conftest import plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder

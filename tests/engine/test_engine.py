@@ -9,7 +9,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from configs.errors import GenerationFailed
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
 from workers.engine.engine import Engine, Generation

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from configs.errors import GenerationFailed
-from routing.parameters import (
+from configs.parameters import (
     IMAGE_TO_IMAGE,
     IMAGE_TO_VIDEO,
     INPAINT,

@@ -19,8 +19,8 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline
 from diffusers.pipelines.kandinsky5.pipeline_output import KandinskyImagePipelineOutput
 
 from configs.errors import GenerationFailed, ModelLoadFailed
+from configs.parameters import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE, Parameters
 from configs.stage_config import PipelineSettings
-from routing.parameters import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE, Parameters
 from scripts.lab.family_parts import t5, tokenizer
 from scripts.lab.family_trial import Watcher, small_inputs, small_request
 from scripts.lab.video_families import wan_image_to_video

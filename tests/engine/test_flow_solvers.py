@@ -25,7 +25,7 @@ from diffusers import (
 )
 
 from configs.errors import GenerationFailed
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, Parameters
+from configs.parameters import IMAGE_TO_IMAGE, INPAINT, Parameters
 from scripts.lab.families import save_family
 from scripts.lab.family_trial import (
     Watcher,

@@ -232,7 +232,7 @@ def test_what_differs_in_more_than_values_does_not_meet(changes: dict[str, Any])
         ("img_ids", torch.zeros(1, 2, 3, 4)),
         ("sample", torch.zeros(2)),
         ("sample", object()),
-        ("attention_kwargs", {1: None, "scale": None}),  # which can not be sorted
+        ("attention_kwargs", {1: None, "scale": None}),  # which cannot be sorted
         ("img_shapes", [torch.zeros(3), torch.zeros(3)]),  # nor these be compared
     ],
 )

@@ -1,4 +1,4 @@
-"""Loading: types and devices, and failures that say what to mend."""
+"""Loading: types and devices, and failures that say what to fix."""
 
 import json
 import shutil
@@ -83,9 +83,7 @@ def add_code(folder: Path):
         (lambda f: (f / "model_index.json").write_text("{"), "it is damaged"),
     ],
 )
-def test_a_broken_folder_is_named_with_a_mend(
-    copied: Path, spoil: Callable[[Path], Any], says: str
-):
+def test_a_broken_folder_is_named_with_a_fix(copied: Path, spoil: Callable[[Path], Any], says: str):
     spoil(copied)
     with pytest.raises(ModelLoadFailed) as caught:
         load_pipeline(plan(copied))

@@ -1,4 +1,4 @@
-"""Memory and speed settings: what changes no picture, and what is refused with a mend."""
+"""Memory and speed settings: what changes no picture, and what is refused with a fix."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,8 @@ import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 
 from configs.errors import ModelLoadFailed
-from configs.stage_config import PipelineSettings, Quantization, WarmupShape
+from configs.stage_config import PipelineSettings, Quantization
+from configs.stage_fields import WarmupShape
 from tests.engine.conftest import BUNDLED, MakeParameters, count_decodes, plan
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
@@ -239,7 +240,7 @@ def test_a_warm_up_size_that_the_model_cannot_make_is_refused(
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (Quantization("int8"), "int8 can not be used: it needs the package torchao: pip install"),
+        (Quantization("int8"), "int8 cannot be used: it needs the package torchao: pip install"),
         (Quantization("fp8"), "it needs the package torchao: pip install torchao"),
         (Quantization("bitsandbytes_4bit"), "it needs the package bitsandbytes: pip install"),
         (Quantization("gguf", (), "/x.gguf"), "it needs the package gguf: pip install gguf"),

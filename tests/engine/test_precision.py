@@ -176,10 +176,10 @@ def test_a_run_in_float32_waits_for_its_neighbours_and_they_never_see_it(
     reference = engine.generate(asked, Recorder()).images[0].tobytes()
     made: dict[str, Any] = {}
 
-    def run(name: str, what: Any, observer: Recorder) -> threading.Thread:
+    def run(name: str, what: Any, progress: Recorder) -> threading.Thread:
         def work() -> None:
             try:
-                made[name] = engine.generate(what, observer)
+                made[name] = engine.generate(what, progress)
             except Interrupted:
                 made[name] = None
 
@@ -209,7 +209,7 @@ def test_a_run_in_float32_waits_for_its_neighbours_and_they_never_see_it(
         assert made[name].images[0].tobytes() == reference
 
 
-def test_weights_that_can_not_be_changed_are_left_as_they_are(parameters: MakeParameters):
+def test_weights_that_cannot_be_changed_are_left_as_they_are(parameters: MakeParameters):
     engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)))
     engine._pipe.unet.register_buffer("elsewhere", torch.empty(1, device="meta"))
     with pytest.raises(NonFiniteOutput, match=r"the denoiser gave NaN or infinity; another"):

@@ -40,7 +40,7 @@ def test_looking_changes_no_byte_of_the_output(engine: Engine, parameters: MakeP
     assert looked_at.images[0].tobytes() == engine.generate(asked, Recorder()).images[0].tobytes()
 
 
-def test_unfit_latents_and_no_lesson_give_no_picture() -> None:
+def test_unfit_latents_and_nothing_learnt_give_no_picture() -> None:
     preview = Preview(cell=16)
     picture = Image.new("RGB", (64, 32))
     assert preview.render(torch.zeros(1, 4, 4, 8), 64, 32) is None

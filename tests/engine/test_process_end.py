@@ -12,7 +12,7 @@ import threading
 import torch
 
 from configs.stage_config import PipelineSettings
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import FAMILIES
 from workers.engine.abilities import inspect_abilities
@@ -46,7 +46,7 @@ together = threading.Barrier(len(requests))
 for each in requests:
     threading.Thread(target=make, args=(each,), daemon=True).start()
 assert running.wait(60)
-print([each.daemon for each in threading.enumerate() if each.name == "company"])
+print([each.daemon for each in threading.enumerate() if each.name == "batch"])
 """
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from configs.parameters import Lora
 from configs.stage_config import PipelineSettings
-from routing.parameters import Lora
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder

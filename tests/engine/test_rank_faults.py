@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from workers.devices import rank_processes
 from workers.devices import ranks as ranks_module
 from workers.devices.chunk import DeviceChunk
-from workers.devices.rank_messages import READY, Change, Start, pack
+from workers.devices.rank_messages import READY, MethodCall, Start, pack
 from workers.devices.rank_processes import RankProcesses
 from workers.devices.ranks import Ranks
 from workers.engine.loader import load_pipeline
@@ -82,7 +82,7 @@ def test_a_rank_that_runs_out_of_memory_alone_is_told_with_the_cause(folder: Pat
         hook = partial(refuse_any, torch.OutOfMemoryError("too little memory"))
         packed, _ = pack(((hook,), {}), torch.device("meta"))
         processes = chunk._ranks._processes
-        processes.tell(Change("transformer", "register_forward_pre_hook", packed))
+        processes.tell(MethodCall("transformer", "register_forward_pre_hook", packed))
         assert processes.answers((1,)) == {1: READY}
         expected = "rank 1 of 2 .*failed in a call in which rank 0 did not: OutOfMemoryError: too"
         with pytest.raises(DeviceLost, match=expected):
@@ -128,7 +128,7 @@ def test_a_rank_that_ends_while_they_meet_ends_the_start(
         ({"args": {"ulysses_degree": 4}}, "RuntimeError: Mesh should not be bigger"),
     ],
 )
-def test_a_rank_that_can_not_start_or_meet_the_others_is_told_with_the_cause(
+def test_a_rank_that_cannot_start_or_meet_the_others_is_told_with_the_cause(
     folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], cause: str
 ):
     plan = plan_of_two(folder, ulysses_degree=2)

@@ -28,7 +28,7 @@ from tests.engine.test_denoiser_copies import adapter_weights, latents
 from tests.engine.test_ranks import ranks, same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from workers.devices import rank_processes
-from workers.devices.rank_messages import READY, Change, pack
+from workers.devices.rank_messages import READY, MethodCall, pack
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
@@ -75,7 +75,7 @@ def change(engine: Engine, numbers: Sequence[int], method: str, *args: Any, **kw
     chunk: Any = engine._chunk
     packed, _ = pack((args, kwargs), torch.device("meta"))
     processes = chunk._ranks._processes
-    processes.tell(Change("transformer", method, packed), numbers)
+    processes.tell(MethodCall("transformer", method, packed), numbers)
     assert set(processes.answers(numbers).values()) == {READY}
 
 
@@ -125,7 +125,7 @@ def test_two_groups_make_what_one_device_makes(of_four: Engine, folder: Path):
     assert len(ranks()) == 3
     for outputs in (1, 2, 3):
         expected = latents(alone, outputs)
-        for _ in range(2):  # the first call of a kind proves itself
+        for _ in range(2):  # the first call of a kind checks itself
             assert same(latents(pipe, outputs), expected)
     alone.load_lora_weights(adapter_weights("flux"), adapter_name="strong")
     expected = latents(alone, 2)

@@ -21,7 +21,7 @@ from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
 from workers.devices.chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
-from workers.devices.copies import open_lanes
+from workers.devices.copies import open_device_threads
 from workers.devices.ranks import Ranks
 from workers.engine.loader import load_pipeline
 
@@ -69,8 +69,10 @@ def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
         pipe.transformer.eval().save_pretrained(tmp_path / name)
         alone[name] = output(name, pipe)
     args = EngineArgs(str(tmp_path), parallel_config=ParallelConfig(2, ulysses_degree=2))
-    (lane, *_) = opened = open_lanes("cpu", 2)
-    started = Ranks.start(args, {name: pipe.transformer for name, pipe in pipes.items()}, lane)
+    (device_thread, *_) = opened = open_device_threads("cpu", 2)
+    started = Ranks.start(
+        args, {name: pipe.transformer for name, pipe in pipes.items()}, device_thread
+    )
     try:
         for name, pipe in pipes.items():
             assert same(output(name, pipe), alone[name])
@@ -126,7 +128,7 @@ def test_an_error_in_all_ranks_is_that_of_the_call_and_the_next_call_is_right(sh
     assert same(latents(pipe), alone)
 
 
-def test_what_can_not_be_sent_fails_here_and_the_next_call_is_right(shared: Any):
+def test_what_cannot_be_sent_fails_here_and_the_next_call_is_right(shared: Any):
     pipe, (alone, _, _), _ = shared
     with pytest.raises((TypeError, AttributeError, PicklingError)):
         pipe.transformer(hidden_states=threading.Lock())
@@ -155,7 +157,7 @@ def test_the_end_of_a_rank_is_told_and_no_call_succeeds_any_more(shared: Any):
     chunk.close()
 
 
-def test_a_rank_that_can_not_load_its_part_is_told_with_the_cause(flux_folder: Path):
+def test_a_rank_that_cannot_load_its_part_is_told_with_the_cause(flux_folder: Path):
     plan = plan_of_two(flux_folder, ulysses_degree=2)
     pipe = load_pipeline(plan)
     weights = flux_folder / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -182,7 +184,7 @@ def test_a_rank_that_can_not_load_its_part_is_told_with_the_cause(flux_folder: P
         ("flux", {"ulysses_degree": 4}, "ulysses_degree 4 is more than the 2 heads"),
     ],
 )
-def test_what_a_model_can_not_do_is_refused_with_a_mend(
+def test_what_a_model_cannot_do_is_refused_with_a_fix(
     name: str, parallel: dict[str, Any], expected: str
 ):
     found = denoisers(FAMILIES[name]())

@@ -58,7 +58,7 @@ def test_nobody_waits_for_one_whose_calls_are_of_another_kind(requests: Requests
 
 def test_waiting_is_bounded(requests: Requests):
     gate = Gate()
-    requests.rendezvous.line.max_wait_s = 0.05
+    requests.rendezvous.queue.max_wait_s = 0.05
     late = requests.start(calls=2, between=gate.at(1))
     assert gate.reached.wait(TIMEOUT_S)
     assert requests.start(calls=2).result(TIMEOUT_S).tolist() == [[3.0] * 3]
@@ -66,28 +66,28 @@ def test_waiting_is_bounded(requests: Requests):
     late.result(TIMEOUT_S)
 
 
-def test_those_that_meet_share_a_forward(proven: Requests):
-    results = proven.meet(1.0, 2.0, 3.0)
+def test_those_that_meet_share_a_forward(checked: Requests):
+    results = checked.meet(1.0, 2.0, 3.0)
     assert [result.result(TIMEOUT_S)[0, 0].item() for result in results] == [2, 4, 6]
-    assert proven.denoiser.seen == [1, 3]
-    assert proven.rendezvous.histogram[3] == 1
+    assert checked.denoiser.seen == [1, 3]
+    assert checked.rendezvous.histogram[3] == 1
 
 
-def test_the_wait_counts_from_when_the_device_was_free(proven: Requests):
+def test_the_wait_counts_from_when_the_device_was_free(checked: Requests):
     """Else whoever queued behind a long forward is sent alone, for ever out of phase."""
-    proven.rendezvous.line.max_wait_s = 0.4
+    checked.rendezvous.queue.max_wait_s = 0.4
     gate = Gate()
-    proven.denoiser.before = gate
-    first = proven.start(calls=2)
+    checked.denoiser.before = gate
+    first = checked.start(calls=2)
     assert gate.reached.wait(TIMEOUT_S)
-    second = proven.start(calls=1)
-    wait_until(lambda: proven.rendezvous.waiting == 1, TIMEOUT_S, "the second call")
+    second = checked.start(calls=1)
+    wait_until(lambda: checked.rendezvous.waiting == 1, TIMEOUT_S, "the second call")
     arrived = time.monotonic()
     wait_until(lambda: time.monotonic() - arrived > 0.5, TIMEOUT_S, "a long forward")
     gate.open()
     first.result(TIMEOUT_S)
     second.result(TIMEOUT_S)
-    assert proven.denoiser.seen == [1, 2]
+    assert checked.denoiser.seen == [1, 2]
 
 
 def test_the_first_in_line_goes_first_and_takes_its_like_along(requests: Requests):
@@ -111,20 +111,20 @@ def test_the_first_in_line_goes_first_and_takes_its_like_along(requests: Request
     assert requests.denoiser.seen == [1, 2, 1]
 
 
-def test_one_that_asked_to_run_alone_never_merges(proven: Requests):
+def test_one_that_asked_to_run_alone_never_merges(checked: Requests):
     gate = Gate()
-    proven.denoiser.before = gate
-    waiting = [proven.start(alone=True)]
+    checked.denoiser.before = gate
+    waiting = [checked.start(alone=True)]
     assert gate.reached.wait(TIMEOUT_S)
-    waiting += [proven.start(calls=3, alone=True) for _ in range(3)]
-    wait_until(lambda: proven.rendezvous.waiting == 3, TIMEOUT_S, "the calls")
+    waiting += [checked.start(calls=3, alone=True) for _ in range(3)]
+    wait_until(lambda: checked.rendezvous.waiting == 3, TIMEOUT_S, "the calls")
     gate.open()
     for each in waiting:
         each.result(TIMEOUT_S)
-    assert set(proven.denoiser.seen) == {1}
+    assert set(checked.denoiser.seen) == {1}
 
 
-def test_one_that_is_interrupted_leaves_nobody_waiting(proven: Requests):
+def test_one_that_is_interrupted_leaves_nobody_waiting(checked: Requests):
     gate = Gate()
 
     def stop(index: int):
@@ -132,10 +132,10 @@ def test_one_that_is_interrupted_leaves_nobody_waiting(proven: Requests):
             gate()
             raise Interrupted("canceled")
 
-    stopped = proven.start(calls=5, between=stop)
+    stopped = checked.start(calls=5, between=stop)
     assert gate.reached.wait(TIMEOUT_S)
-    other = proven.start(calls=2)
-    wait_until(lambda: proven.rendezvous.waiting == 1, TIMEOUT_S, "the other to wait for it")
+    other = checked.start(calls=2)
+    wait_until(lambda: checked.rendezvous.waiting == 1, TIMEOUT_S, "the other to wait for it")
     started = time.monotonic()
     gate.open()
     assert other.result(TIMEOUT_S).tolist() == [[3.0] * 3]
@@ -144,36 +144,36 @@ def test_one_that_is_interrupted_leaves_nobody_waiting(proven: Requests):
         stopped.result(TIMEOUT_S)
 
 
-def test_calls_of_different_keys_never_share_and_the_denoiser_is_set_to_each(proven: Requests):
+def test_calls_of_different_keys_never_share_and_the_denoiser_is_set_to_each(checked: Requests):
     def switch(key: Any):
-        assert proven.denoiser.busy == 0
+        assert checked.denoiser.busy == 0
         switched.append(key)
-        proven.denoiser.make = lambda doubled: doubled + (key or 0)
+        checked.denoiser.make = lambda doubled: doubled + (key or 0)
 
     switched: list[Any] = []
-    proven.rendezvous.switch = switch
-    for _ in range(2):  # the first time each key is proven
-        proven.denoiser.seen.clear()
+    checked.rendezvous.switch = switch
+    for _ in range(2):  # the first time each key is checked
+        checked.denoiser.seen.clear()
         switched.clear()
-        made = proven.meet(1.0, 1.0, 1.0, 1.0, keys=(100, 200, 100, 200))
+        made = checked.meet(1.0, 1.0, 1.0, 1.0, keys=(100, 200, 100, 200))
         assert [each.result(TIMEOUT_S)[0, 0].item() for each in made] == [102, 202, 102, 202]
-    assert sorted(proven.denoiser.seen) == [1, 2, 2]
+    assert sorted(checked.denoiser.seen) == [1, 2, 2]
     assert switched in ([None, 100, 200], [None, 200, 100])
 
 
 def test_a_denoiser_that_cannot_be_set_fails_those_that_need_it_so_and_nobody_else(
-    proven: Requests,
+    checked: Requests,
 ):
     def switch(key: Any):
         if key == "broken":
             raise ValueError("no such adapter")
 
-    proven.rendezvous.switch = switch
-    good, bad = proven.meet(1.0, 2.0, keys=("good", "broken"))
+    checked.rendezvous.switch = switch
+    good, bad = checked.meet(1.0, 2.0, keys=("good", "broken"))
     assert good.result(TIMEOUT_S).tolist() == [[2.0] * 3]
     with pytest.raises(ValueError, match="no such adapter"):
         bad.result(TIMEOUT_S)
-    assert proven.start(key="good").result(TIMEOUT_S).tolist() == [[2.0] * 3]
+    assert checked.start(key="good").result(TIMEOUT_S).tolist() == [[2.0] * 3]
 
 
 def test_calls_outside_any_request_pass_through(requests: Requests):

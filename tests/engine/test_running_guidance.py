@@ -30,7 +30,7 @@ from tests.engine.guided_family import (
 )
 from tests.engine.recorder import Recorder, Steerer
 from workers.engine.arguments import Inputs
-from workers.engine.batch import Seat
+from workers.engine.batch import Slot
 from workers.engine.features.guidance import RunningGuidance
 
 
@@ -97,7 +97,7 @@ def test_who_shares_forwards_with_a_changed_one_is_not_changed(
     families: Callable[[str], Family], name: str
 ):
     family = families(name)
-    rendezvous, line = family.engine.rendezvous, family.engine.rendezvous.line
+    rendezvous, line = family.engine.rendezvous, family.engine.rendezvous.queue
     before = line.max_wait_s, line.wait_share
     asked = [family.asked.with_changes({"seed": seed, "num_inference_steps": 5}) for seed in (3, 4)]
     alone = [
@@ -233,7 +233,7 @@ def test_an_embedded_scale_is_multiplied_as_the_pipeline_did(
 ):
     """HunyuanVideo multiplies by 1000, in bfloat16."""
     asked = families("flux").asked.with_changes({"guidance_scale": first})
-    guidance = RunningGuidance([Seat(asked, Recorder(guidance=7.3), Inputs())])
+    guidance = RunningGuidance([Slot(asked, Recorder(guidance=7.3), Inputs())])
     guidance.watched({"guidance_scale": first}, HunyuanVideoPipeline)
     guidance.enter_loop()
     guidance.at_boundary(0, [True], None, over=False)

@@ -75,7 +75,7 @@ def test_what_was_decided_by_it_stays(compare: Callable[[Any, Any], bool], turne
         lambda scale: torch.tensor(math.sqrt(scale)),
     ],
 )
-def test_what_can_not_see_the_change_does_not_count_as_use(
+def test_what_cannot_see_the_change_does_not_count_as_use(
     compute: Callable[[float], torch.Tensor],
 ):
     scale = changed(3.0, 5.0)
@@ -111,7 +111,7 @@ def test_each_row_is_computed_with_the_value_of_its_request():
         pytest.param(lambda scale: torch.tensor(scale + 1), id="a number"),
     ],
 )
-def test_where_rows_can_not_have_their_own_they_are_computed_as_at_first(
+def test_where_rows_cannot_have_their_own_they_are_computed_as_at_first(
     compute: Callable[[float], torch.Tensor],
 ):
     scale = changed(3.0, 3.0, 7.0)

@@ -11,8 +11,8 @@ from diffusers.hooks import HookRegistry
 from diffusers.hooks.group_offloading import LazyPrefetchGroupOffloadingHook
 from diffusers.quantizers.gguf.utils import GGUFParameter
 
+from configs.parameters import TEXT_TO_IMAGE, Lora, Parameters
 from configs.stage_config import PipelineSettings, Quantization
-from routing.parameters import TEXT_TO_IMAGE, Lora, Parameters
 from scripts.lab.families import save_family
 from scripts.lab.family_trial import Watcher, pixels, small_request, together
 from tests.engine.conftest import patient, plan
@@ -50,7 +50,7 @@ def made(engine: Engine, **changes: Any) -> Any:
     return pixels(engine.generate(asked_of(engine, **changes), Watcher()))
 
 
-def test_a_quantized_denoiser_is_one_and_takes_adapters_and_company(
+def test_a_quantized_denoiser_is_one_and_takes_adapters_and_batch(
     flux: Path, quantization: Quantization, tmp_path: Path
 ):
     plain = Engine.load(plan(flux))

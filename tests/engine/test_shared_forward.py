@@ -1,4 +1,4 @@
-"""Which calls share a forward, how that is proven, and whom its failure hits. On a toy denoiser."""
+"""Which calls share a forward, how that is checked, and whom failures hit. On a toy denoiser."""
 
 import logging
 from typing import Any
@@ -14,32 +14,32 @@ def poisoned(sample: torch.Tensor):
         raise ValueError("poisoned")
 
 
-def test_only_the_culprit_of_a_failing_forward_fails(proven: Requests):
-    proven.denoiser.make = lambda doubled: poisoned(doubled) or doubled
-    good, bad, fine = proven.meet(1.0, 200.0, 3.0)
+def test_only_the_culprit_of_a_failing_forward_fails(checked: Requests):
+    checked.denoiser.make = lambda doubled: poisoned(doubled) or doubled
+    good, bad, fine = checked.meet(1.0, 200.0, 3.0)
     assert good.result(TIMEOUT_S).tolist() == [[2.0] * 3]
     assert fine.result(TIMEOUT_S).tolist() == [[6.0] * 3]
     with pytest.raises(ValueError, match="poisoned"):
         bad.result(TIMEOUT_S)
-    assert proven.denoiser.seen == [1, 3, 1, 1, 1]
-    proven.meet(1.0, 2.0)[1].result(TIMEOUT_S)
-    assert proven.denoiser.seen[-1] == 2
+    assert checked.denoiser.seen == [1, 3, 1, 1, 1]
+    checked.meet(1.0, 2.0)[1].result(TIMEOUT_S)
+    assert checked.denoiser.seen[-1] == 2
 
 
-def test_too_little_memory_for_a_batch_makes_smaller_ones(proven: Requests):
+def test_too_little_memory_for_a_batch_makes_smaller_ones(checked: Requests):
     def scarce(doubled: torch.Tensor):
         if len(doubled) > 2:
             raise torch.OutOfMemoryError("out of memory")
         return doubled
 
-    proven.denoiser.make = scarce
-    for result in proven.meet(1.0, 2.0, 3.0):
+    checked.denoiser.make = scarce
+    for result in checked.meet(1.0, 2.0, 3.0):
         result.result(TIMEOUT_S)
-    assert proven.denoiser.seen == [1, 3, 1, 1, 1]
-    proven.denoiser.seen.clear()
-    for result in proven.meet(1.0, 2.0, 3.0):
+    assert checked.denoiser.seen == [1, 3, 1, 1, 1]
+    checked.denoiser.seen.clear()
+    for result in checked.meet(1.0, 2.0, 3.0):
         result.result(TIMEOUT_S)
-    assert proven.denoiser.seen == [1, 2, 1]
+    assert checked.denoiser.seen == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def text(length: int):
     }
 
 
-def test_texts_of_different_lengths_share_a_forward_once_that_is_proven(requests: Requests):
+def test_texts_of_different_lengths_share_a_forward_once_that_is_checked(requests: Requests):
     for seen in ([1, 3, 1, 1, 1], [1, 3]):
         requests.denoiser.seen.clear()
         made = requests.meet(1.0, 1.0, 1.0, texts=[text(length) for length in (2, 7, 5)])
@@ -103,7 +103,7 @@ def test_a_denoiser_that_is_wrong_with_padding_shares_forwards_of_one_length_alo
 
 
 @pytest.mark.parametrize("reads_all", [True, False])
-def test_what_all_calls_had_in_common_is_proven_anew_once_they_differ_in_it(
+def test_what_all_calls_had_in_common_is_checked_anew_once_they_differ_in_it(
     requests: Requests, caplog: pytest.LogCaptureFixture, reads_all: bool
 ):
     """One that reads the time of the first row for all is right while all are at one step."""
@@ -120,11 +120,11 @@ def test_what_all_calls_had_in_common_is_proven_anew_once_they_differ_in_it(
         assert results == [2 + times[0], 4 + times[1]]
         seen.append(requests.denoiser.seen[1:])
         requests.denoiser.seen.clear()
-    together, proof, apart = [2], [2, 1, 1], [1, 1]
+    together, check, apart = [2], [2, 1, 1], [1, 1]
     if reads_all:
-        assert seen == [proof, together, proof, together]
+        assert seen == [check, together, check, together]
     else:
-        assert seen == [proof, together, proof, apart]
+        assert seen == [check, together, check, apart]
     assert ("are not shared" in caplog.text) is not reads_all
 
 

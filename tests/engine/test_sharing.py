@@ -15,7 +15,7 @@ from diffusers import (
 )
 
 from configs.errors import NonFiniteOutput
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from scripts.lab.image_families import z_image_transformer
 from tests.engine.conftest import TIMEOUT_S, MakeParameters, patient
 from tests.engine.recorder import Recorder

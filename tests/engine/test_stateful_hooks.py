@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import FirstBlockCacheConfig, MagCacheConfig, PyramidAttentionBroadcastConfig
 
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from scripts.lab.image_families import flux
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs.parameters import Lora, Parameters
 from configs.stage_config import PipelineSettings
-from routing.parameters import Lora, Parameters
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
@@ -97,7 +97,7 @@ def test_each_of_many_makes_what_it_makes_alone(parameters: MakeParameters, tmp_
 
 
 @pytest.mark.parametrize("wide", [1, 3])
-def test_output_k_of_a_request_is_that_of_its_seed_in_any_company(
+def test_output_k_of_a_request_is_that_of_its_seed_in_any_batch(
     parameters: MakeParameters, wide: int
 ):
     pipe: Any = load_pipeline(plan())

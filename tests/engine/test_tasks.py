@@ -9,7 +9,7 @@ from diffusers import StableDiffusionControlNetPipeline, StableDiffusionImg2ImgP
 from PIL import Image, ImageDraw
 
 from configs.errors import GenerationFailed, ModelLoadFailed
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
+from configs.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
 from tests.engine.test_sharing import difference, together

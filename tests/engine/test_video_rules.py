@@ -8,7 +8,7 @@ import torch
 from diffusers import AnimateDiffPipeline, DDIMScheduler, MotionAdapter
 
 from configs.errors import ModelLoadFailed
-from routing.parameters import TEXT_TO_VIDEO
+from configs.parameters import TEXT_TO_VIDEO
 from scripts.lab.families import save_family
 from scripts.lab.family_trial import Watcher, small_request
 from scripts.lab.image_families import stable_diffusion

@@ -83,8 +83,8 @@ class Requests:
     def __init__(self, threads: int = 8) -> None:
         self.denoiser = ToyDenoiser()
         self.rendezvous = Rendezvous([self.denoiser])
-        self.rendezvous.line.max_wait_s = TIMEOUT_S
-        self.rendezvous.line.wait_share = 1e12
+        self.rendezvous.queue.max_wait_s = TIMEOUT_S
+        self.rendezvous.queue.wait_share = 1e12
         self.pool = ThreadPoolExecutor(threads)
 
     def start(

@@ -1,4 +1,4 @@
-"""A door over real Redis for the API tests: clients, and replicas played by the true protocol.
+"""An API over real Redis for the API tests: clients, and replicas played by the true protocol.
 
 A played replica says what a real one says (heartbeats, abilities, claims, progress, outcomes); only
 the pipeline is left out.
@@ -17,9 +17,10 @@ from werkzeug.test import TestResponse
 
 from api.app import create_app
 from api.service import Service, service_of
+from configs.parameters import Abilities
 from configs.settings import Settings
-from routing.parameters import Abilities
-from routing.replica import Heartbeat, Model, ReplicaState, Standing
+from routing.claims import Claims
+from routing.replica import Heartbeat, HeartbeatAnswer, LoadedModel, ReplicaState
 from routing.request import Failure, Outcome, Output, Request, Status, Timings
 
 MODEL = "tiny"
@@ -45,9 +46,10 @@ class PlayedReplica:
     def __init__(self, service: Service, name: str = "replica0") -> None:
         self.name = name
         self.service = service
+        self.claims = Claims(service.settings, service.redis)
         self.incarnation = f"{next(_serial):08d}"
 
-    def beat(self, state: ReplicaState = ReplicaState.READY, **changes: Any) -> Standing:
+    def beat(self, state: ReplicaState = ReplicaState.READY, **changes: Any) -> HeartbeatAnswer:
         values: dict[str, Any] = {
             "name": self.name,
             "incarnation": self.incarnation,
@@ -61,16 +63,16 @@ class PlayedReplica:
             "device_kind": "cpu",
             "started_at": 1_800_000_000.0,
         }
-        return self.service.router.registry.beat(Heartbeat(**{**values, **changes}))
+        return self.service.registry.record(Heartbeat(**{**values, **changes}))
 
     def load(self, abilities: Abilities = ABILITIES) -> PlayedReplica:
         """Become ready, as a real one does once its pipeline is loaded."""
-        self.service.router.registry.publish_model(Model(MODEL, STAGE, abilities))
+        self.service.registry.publish_model(LoadedModel(MODEL, STAGE, abilities))
         self.beat()
         return self
 
     def claim(self) -> Request:
-        request = self.service.router.claims.claim(self.name, self.incarnation)
+        request = self.claims.claim(self.name, self.incarnation)
         assert request is not None, f"nothing waits for {self.name}"
         return request
 
@@ -79,7 +81,7 @@ class PlayedReplica:
         outputs = []
         for index, seed in enumerate(request.parameters.seeds()):
             name = f"{request.id}/{request.attempt}-{index}.png"
-            self.service.router.outputs.write(name, data)
+            self.service.outputs.write(name, data)
             digest = hashlib.sha256(data).hexdigest()
             outputs.append(Output(name, "image/png", 64, 64, seed, len(data), digest))
         timings = Timings(encode_s=0.1, denoise_s=0.5, decode_s=0.1, batch_mean=1.0)
@@ -94,10 +96,10 @@ class PlayedReplica:
         self._finish(request, Outcome(Status.CANCELED))
 
     def _finish(self, request: Request, outcome: Outcome) -> None:
-        self.service.router.claims.finish(request, outcome)
+        self.claims.finish(request, outcome)
 
 
-class Door:
+class Api:
     """One API process: an application and clients of it.
 
     Its threads run from `start` on; only calls that wait need them.
@@ -106,8 +108,9 @@ class Door:
     def __init__(self, settings: Settings) -> None:
         self.app: Flask = create_app(settings)
         self.service = service_of(self.app)
+        self.claims = Claims(self.service.settings, self.service.redis)
 
-    def start(self) -> Door:
+    def start(self) -> Api:
         self.service.start()
         return self
 

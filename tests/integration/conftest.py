@@ -10,26 +10,26 @@ import pytest
 from redis import Redis
 
 from configs.settings import Settings
-from tests.integration.api_world import Door, PlayedReplica
+from tests.integration.api_world import Api, PlayedReplica
 from tests.integration.image_inputs import EDITING
 from tests.integration.parts import Parts
 from tests.integration.routing_world import World
 
-OpenDoor = Callable[[Settings], Door]
+ApiOpener = Callable[[Settings], Api]
 
 
 @pytest.fixture
-def open_door(redis_client: Redis) -> Iterator[OpenDoor]:
-    """Opens doors, as many as API processes are wanted; all are closed at the end."""
-    doors: list[Door] = []
+def open_api(redis_client: Redis) -> Iterator[ApiOpener]:
+    """Opens as many APIs as API processes are wanted; all are closed at the end."""
+    apis: list[Api] = []
 
-    def open_one(settings: Settings) -> Door:
-        doors.append(Door(settings))
-        return doors[-1]
+    def open_one(settings: Settings) -> Api:
+        apis.append(Api(settings))
+        return apis[-1]
 
     yield open_one
-    for door in doors:
-        door.close()
+    for api in apis:
+        api.close()
 
 
 @pytest.fixture
@@ -39,21 +39,21 @@ def api_settings(settings: Settings) -> Settings:
 
 
 @pytest.fixture
-def door(api_settings: Settings, open_door: OpenDoor) -> Door:
+def api(api_settings: Settings, open_api: ApiOpener) -> Api:
     """One API process; call its `start` where a call is to be held."""
-    return open_door(api_settings)
+    return open_api(api_settings)
 
 
 @pytest.fixture
-def replica(door: Door) -> PlayedReplica:
+def replica(api: Api) -> PlayedReplica:
     """One ready replica, replica0, with the tiny model."""
-    return door.replica().load()
+    return api.replica().load()
 
 
 @pytest.fixture
-def editing(door: Door) -> PlayedReplica:
+def editing(api: Api) -> PlayedReplica:
     """A ready replica of a model that takes images."""
-    return door.replica().load(EDITING)
+    return api.replica().load(EDITING)
 
 
 @pytest.fixture

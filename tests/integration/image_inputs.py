@@ -12,7 +12,7 @@ from werkzeug.test import TestResponse
 from configs.settings import Settings
 from tests.integration.api_world import (
     ABILITIES,
-    Door,
+    Api,
 )
 from tests.pictures import picture
 
@@ -40,9 +40,9 @@ def files(settings: Settings, request_id: str) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def send_form(door: Door, **fields: Any) -> TestResponse:
+def send_form(api: Api, **fields: Any) -> TestResponse:
     data = {"prompt": "a red circle", **fields}
-    return door.client.post("/v1/requests", data=data, content_type="multipart/form-data")
+    return api.client.post("/v1/requests", data=data, content_type="multipart/form-data")
 
 
 def file(data: bytes, name: str = "any.bin") -> tuple[io.BytesIO, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from scripts.launcher.parts import Part
-from scripts.launcher.supervisor import Member, Shutdown, Supervisor
+from scripts.launcher.supervisor import Shutdown, SupervisedPart, Supervisor
 from tests.waiting import wait_until
 
 SOON_S = 10.0
@@ -72,11 +72,11 @@ class Parts:
         )
         return replace(part, **options)  # type: ignore[arg-type]
 
-    def start(self, *parts: Part) -> list[Member]:
+    def start(self, *parts: Part) -> list[SupervisedPart]:
         self.supervisor.start(parts)
         return self.supervisor.members
 
-    def start_ready(self, *parts: Part) -> list[Member]:
+    def start_ready(self, *parts: Part) -> list[SupervisedPart]:
         members = self.start(*parts)
         self.look_until(lambda: all(member.ready for member in members), "the parts to be ready")
         return members
@@ -95,7 +95,7 @@ class Parts:
         return (self.folder / "ended").read_text().split()
 
 
-def pid_of(member: Member) -> int:
+def pid_of(member: SupervisedPart) -> int:
     assert member.process is not None
     return member.process.pid
 

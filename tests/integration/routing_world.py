@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
+from configs.parameters import Parameters
 from configs.settings import Settings
-from routing.claims import MustRunAlone
+from routing.broker import Broker
+from routing.claims import Claims, MustRunAlone
 from routing.failover import Sweep
-from routing.parameters import Parameters
-from routing.replica import Heartbeat, ReplicaState, Standing
+from routing.outputs import OrphanedOutputs, OutputStore
+from routing.records import Records
+from routing.replica import Heartbeat, HeartbeatAnswer, Registry, ReplicaState
 from routing.request import Outcome, Output, Priority, Request, Status, Submission
-from routing.router import Router
+from routing.router import LostSubmits, Router
 
 STAGE = 0
 MODEL = "tiny"
@@ -38,23 +41,22 @@ class Clock:
 
 @dataclass
 class World:
-    """One service without processes: everything that a door or a replica would call."""
+    """One service without processes: everything that an API or a replica would call."""
 
     settings: Settings
     redis: Redis
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.router = Router.open(self.settings, self.redis, self.clock)
+        own = (self.settings, self.redis, self.clock)
+        self.records, self.claims = Records(*own), Claims(*own)
+        self.registry, self.orphans = Registry(*own), OrphanedOutputs(*own)
+        self.outputs = OutputStore(self.settings.outputs_url)
+        self.broker, self.lost = Broker(self.settings), LostSubmits(self.clock)
+        self.router = Router(self.settings, self.redis, self.broker, self.clock, self.lost)
         self.incarnations: dict[str, str] = {}
         self._serial = itertools.count(1)
-        self.sweep = Sweep(
-            self.redis,
-            self.settings.redis_prefix,
-            self.router,
-            self.settings.retention_s,
-            self.clock,
-        )
+        self.sweep = Sweep(self.settings, self.redis, self.router, self.broker, self.clock)
 
     def start(self, name: str, state: ReplicaState = ReplicaState.READY, stage: int = STAGE) -> str:
         """Start a replica anew: a new incarnation that beats once."""
@@ -77,7 +79,7 @@ class World:
         state: ReplicaState = ReplicaState.READY,
         stage: int = STAGE,
         step_s: float | None = None,
-    ) -> Standing:
+    ) -> HeartbeatAnswer:
         """Have a replica beat; return what it is answered."""
         heartbeat = Heartbeat(
             name=name,
@@ -92,7 +94,7 @@ class World:
             device_kind="cpu",
             step_s=step_s,
         )
-        return self.router.registry.beat(heartbeat)
+        return self.registry.record(heartbeat)
 
     def submission(self, **changes: object) -> Submission:
         values: dict[str, object] = {
@@ -106,11 +108,11 @@ class World:
 
     def submit(self, **changes: object) -> Request:
         self.clock.forward(0.001)
-        return self.router.store.submit(self.submission(**changes))[0]
+        return self.records.submit(self.submission(**changes))[0]
 
     def claim(self, name: str) -> Request | None:
         try:
-            return self.router.claims.claim(name, self.incarnations[name])
+            return self.claims.claim(name, self.incarnations[name])
         except MustRunAlone:
             return None
 
@@ -120,14 +122,14 @@ class World:
         assert claimed is not None
         self.clock.forward(seconds)
         self.beat(name)
-        assert self.router.claims.finish(claimed, SUCCESS)
+        assert self.claims.finish(claimed, SUCCESS)
         return claimed
 
     def place(self, request_id: str) -> int | None:
-        return self.router.lists.place(self.get(request_id))
+        return self.records.queue_position(self.get(request_id))
 
     def get(self, request_id: str) -> Request:
-        return self.router.store.get(request_id)
+        return self.records.get(request_id)
 
 
 def parameters(**changes: object) -> Parameters:

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from configs.settings import Settings
-from tests.integration.api_world import ABILITIES, Door, PlayedReplica
+from tests.integration.api_world import ABILITIES, Api, PlayedReplica
 
 EXAMPLES = 30
 CHECKS = [
@@ -39,22 +39,22 @@ NOT_READY = 503  # what /ready answers where a stage has no replica, by the cont
 
 
 @pytest.fixture
-def world(settings: Settings, redis_client: Redis) -> Iterator[Door]:
-    """A door with a replica that ends whatever comes, until the test is over."""
+def world(settings: Settings, redis_client: Redis) -> Iterator[Api]:
+    """An API with a replica that ends whatever comes, until the test is over."""
     patient = replace(settings, heartbeat_expiry_s=3600.0, max_wait_s=1.0)
-    door = Door(patient).start()
-    replica = door.replica().load(replace(ABILITIES, preview=True))
+    api = Api(patient).start()
+    replica = api.replica().load(replace(ABILITIES, preview=True))
     over = threading.Event()
     ending = threading.Thread(target=_end_all, args=(replica, over), daemon=True)
     ending.start()
-    yield door
+    yield api
     over.set()
     ending.join(10)
-    door.close()
+    api.close()
 
 
 def _end_all(replica: PlayedReplica, over: threading.Event) -> None:
-    claims = replica.service.router.claims
+    claims = replica.claims
     while not over.wait(0.01):
         request = claims.claim(replica.name, replica.incarnation)
         if request is not None:
@@ -62,12 +62,12 @@ def _end_all(replica: PlayedReplica, over: threading.Event) -> None:
 
 
 @pytest.fixture
-def schema(world: Door) -> schemathesis.BaseSchema:
+def schema(world: Api) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_wsgi("/openapi.json", world.app)
 
 
 def test_every_answer_is_as_the_spec_says(
-    world: Door, schema: schemathesis.BaseSchema, subtests: pytest.Subtests
+    world: Api, schema: schemathesis.BaseSchema, subtests: pytest.Subtests
 ) -> None:
     operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
     assert len(operations) == schema.statistic.operations.total
@@ -76,14 +76,14 @@ def test_every_answer_is_as_the_spec_says(
             _check(operation, world)
 
 
-def _check(operation: Any, door: Door) -> None:
+def _check(operation: Any, api: Api) -> None:
     @given(case=operation.as_strategy(), known=st.booleans())
     @settings(
         max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     def check(case: Any, known: bool) -> None:
         if known and "request_id" in case.path_parameters:
-            case.path_parameters["request_id"] = door.submitted()["id"]
+            case.path_parameters["request_id"] = api.submitted()["id"]
         response = case.call()
         if case.path != "/ready" or response.status_code != NOT_READY:
             case.validate_response(response, checks=CHECKS)

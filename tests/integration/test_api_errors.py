@@ -1,4 +1,4 @@
-"""What the door refuses whatever the fields: bodies, sizes, places; no replica; the unforeseen."""
+"""What the API refuses whatever the fields: bodies, sizes, places; no replica; the unforeseen."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from configs.settings import Settings
-from routing.replica import Model, ReplicaState
+from routing.replica import LoadedModel, ReplicaState
 from tests.integration.api_world import (
     ABILITIES,
-    Door,
+    Api,
     PlayedReplica,
     error_of,
     wrong_fields,
 )
-from tests.integration.conftest import OpenDoor
+from tests.integration.conftest import ApiOpener
 
 
 @pytest.mark.parametrize(
@@ -37,97 +37,97 @@ from tests.integration.conftest import OpenDoor
         b'{"seed": ' + b"1" * 5000 + b"}",
     ],
 )
-def test_a_body_that_can_not_be_read_is_malformed(
-    door: Door, replica: PlayedReplica, body: bytes
+def test_a_body_that_cannot_be_read_is_malformed(
+    api: Api, replica: PlayedReplica, body: bytes
 ) -> None:
-    answer = door.client.post("/v1/requests", data=body, content_type="application/json")
+    answer = api.client.post("/v1/requests", data=body, content_type="application/json")
     assert answer.status_code == 400
     assert error_of(answer)["code"] == "malformed_request"
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
 def test_another_content_type_is_malformed(
-    door: Door, replica: PlayedReplica, content_type: str | None
+    api: Api, replica: PlayedReplica, content_type: str | None
 ) -> None:
-    answer = door.client.post("/v1/requests", data=b'{"prompt":"a"}', content_type=content_type)
+    answer = api.client.post("/v1/requests", data=b'{"prompt":"a"}', content_type=content_type)
     assert answer.status_code == 400
     assert "application/json" in error_of(answer)["message"]
 
 
-def test_a_body_that_is_too_large_is_413(api_settings: Settings, open_door: OpenDoor) -> None:
-    door = open_door(replace(api_settings, max_body_bytes=2048))
-    door.replica().load()
-    answer = door.submit(prompt="x" * 3000)
+def test_a_body_that_is_too_large_is_413(api_settings: Settings, open_api: ApiOpener) -> None:
+    api = open_api(replace(api_settings, max_body_bytes=2048))
+    api.replica().load()
+    answer = api.submit(prompt="x" * 3000)
     assert answer.status_code == 413
     assert error_of(answer)["code"] == "too_large"
     assert "2048" in error_of(answer)["message"]
 
 
-def test_unknown_places_and_methods_answer_in_the_same_shape(door: Door) -> None:
-    answer = door.get("/v1/nothing")
+def test_unknown_places_and_methods_answer_in_the_same_shape(api: Api) -> None:
+    answer = api.get("/v1/nothing")
     assert answer.status_code == 404
     assert error_of(answer)["code"] == "not_found"
-    answer = door.client.put("/v1/requests")
+    answer = api.client.put("/v1/requests")
     assert answer.status_code == 405
     assert error_of(answer)["code"] == "method_not_allowed"
     assert {"GET", "POST"} <= set(answer.headers["Allow"].split(", "))
     for path in ("/v1/requests/req_unknown", "/v1/requests/req_unknown/outputs/0"):
-        answer = door.get(path)
+        answer = api.get(path)
         assert answer.status_code == 404
         assert error_of(answer)["type"] == "invalid_request_error"
 
 
-def test_a_full_line_is_429(api_settings: Settings, open_door: OpenDoor) -> None:
-    door = open_door(replace(api_settings, max_waiting_per_replica=2))
-    door.replica().load()
+def test_a_full_line_is_429(api_settings: Settings, open_api: ApiOpener) -> None:
+    api = open_api(replace(api_settings, max_waiting_per_replica=2))
+    api.replica().load()
     for _ in range(2):
-        door.submitted()
-    answer = door.submit()
+        api.submitted()
+    answer = api.submit()
     assert answer.status_code == 429
     assert error_of(answer)["code"] == "queue_full"
     assert error_of(answer)["type"] == "rate_limit_error"
     assert int(answer.headers["Retry-After"]) >= 1
 
 
-def test_no_ready_replica_is_503(door: Door) -> None:
+def test_no_ready_replica_is_503(api: Api) -> None:
     for expected in ("no replica has loaded", "no replica of"):
-        answer = door.submit()
+        answer = api.submit()
         assert answer.status_code == 503
         assert error_of(answer)["code"] == "no_ready_replica"
         assert error_of(answer)["type"] == "server_error"
         assert expected in error_of(answer)["message"].lower()
         assert int(answer.headers["Retry-After"]) >= 1
-        replica = door.replica()
+        replica = api.replica()
         replica.load()
         replica.beat(ReplicaState.DRAINING)
-    assert set(wrong_fields(door.submit(seed=-1))) == {"seed"}
+    assert set(wrong_fields(api.submit(seed=-1))) == {"seed"}
 
 
-def test_a_model_of_an_earlier_stage_file_is_not_served(door: Door, replica: PlayedReplica) -> None:
+def test_a_model_of_an_earlier_stage_file_is_not_served(api: Api, replica: PlayedReplica) -> None:
     """The registry keeps what was loaded once; only what the file names or somebody has counts."""
-    registry = door.service.router.registry
-    registry.publish_model(Model("former", 0, ABILITIES))
-    assert set(wrong_fields(door.submit(model="former"))) == {"model"}
-    elsewhere = door.replica("replica7")
-    registry.publish_model(Model("elsewhere", 3, ABILITIES))
+    registry = api.service.registry
+    registry.publish_model(LoadedModel("former", 0, ABILITIES))
+    assert set(wrong_fields(api.submit(model="former"))) == {"model"}
+    elsewhere = api.replica("replica7")
+    registry.publish_model(LoadedModel("elsewhere", 3, ABILITIES))
     elsewhere.beat(stage=3, model="elsewhere")
-    assert door.submitted(model="elsewhere")["replica"] == "replica7"
-    assert set(wrong_fields(door.submit())) == {"model"}
+    assert api.submitted(model="elsewhere")["replica"] == "replica7"
+    assert set(wrong_fields(api.submit())) == {"model"}
 
 
 @pytest.fixture
-def broken(door: Door) -> Door:
-    """A door with one call that fails in a way nobody foresaw."""
+def broken(api: Api) -> Api:
+    """An API with one call that fails in a way nobody foresaw."""
 
     def divide() -> str:
         return str(1 / 0)
 
-    door.app.add_url_rule("/broken", view_func=divide)
-    return door
+    api.app.add_url_rule("/broken", view_func=divide)
+    return api
 
 
 def test_a_500_carries_the_id_of_the_call_and_no_details(
-    broken: Door, caplog: pytest.LogCaptureFixture
+    broken: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
         answer = broken.get("/broken")

@@ -11,32 +11,32 @@ import pytest
 
 from configs.settings import Settings
 from routing.request import Outcome, Status
-from tests.integration.api_world import Door, PlayedReplica, body_of, error_of
+from tests.integration.api_world import Api, PlayedReplica, body_of, error_of
 from tests.integration.event_reader import EventReader, reading
 
-OpenDoor = Callable[[Settings], Door]
+ApiOpener = Callable[[Settings], Api]
 
 
 @contextmanager
-def following(door: Door, request_id: str, last: str = "") -> Iterator[EventReader]:
+def following(api: Api, request_id: str, last: str = "") -> Iterator[EventReader]:
     headers = {"Last-Event-ID": last} if last else {}
-    answer = door.client.get(f"/v1/requests/{request_id}/events", headers=headers, buffered=False)
+    answer = api.client.get(f"/v1/requests/{request_id}/events", headers=headers, buffered=False)
     with reading(answer) as events:
         yield events
 
 
 @pytest.fixture
-def door(api_settings: Settings, open_door: OpenDoor) -> Door:
-    return open_door(api_settings).start()
+def api(api_settings: Settings, open_api: ApiOpener) -> Api:
+    return open_api(api_settings).start()
 
 
-def step(door: Door, request: Any, number: int) -> None:
-    door.service.router.claims.progress(request, number, 20, 0.5)
+def step(api: Api, request: Any, number: int) -> None:
+    api.claims.progress(request, number, 20, 0.5)
 
 
-def test_a_request_is_followed_from_the_line_to_its_end(door: Door, replica: PlayedReplica) -> None:
-    first, second = door.submitted(seed=5), door.submitted()
-    with following(door, second["id"]) as stream:
+def test_a_request_is_followed_from_the_line_to_its_end(api: Api, replica: PlayedReplica) -> None:
+    first, second = api.submitted(seed=5), api.submitted()
+    with following(api, second["id"]) as stream:
         queued = stream.next()
         assert (queued.name, queued.data["queue_position"]) == ("queued", 2)
         assert queued.data["replica"] == replica.name
@@ -45,7 +45,7 @@ def test_a_request_is_followed_from_the_line_to_its_end(door: Door, replica: Pla
         assert request.id == second["id"] != first["id"]
         started = stream.next()
         assert (started.name, started.data) == ("started", {"replica": "replica0", "attempt": 1})
-        step(door, request, 4)
+        step(api, request, 4)
         moved = stream.next()
         assert (moved.name, moved.data) == (
             "progress",
@@ -56,146 +56,142 @@ def test_a_request_is_followed_from_the_line_to_its_end(door: Door, replica: Pla
     assert (output.name, output.data["index"]) == ("output", 0)
     assert output.data["url"] == f"/v1/requests/{request.id}/outputs/0"
     assert end.name == "succeeded"
-    assert end.data == door.get(f"/v1/requests/{request.id}").json
+    assert end.data == api.get(f"/v1/requests/{request.id}").json
 
 
 @pytest.mark.parametrize("how", ["failed", "canceled"])
-def test_the_last_event_is_named_after_the_end(
-    door: Door, replica: PlayedReplica, how: str
-) -> None:
-    door.submitted()
+def test_the_last_event_is_named_after_the_end(api: Api, replica: PlayedReplica, how: str) -> None:
+    api.submitted()
     request = replica.claim()
-    with following(door, request.id) as stream:
+    with following(api, request.id) as stream:
         assert stream.next().name == "started"
         if how == "failed":
             replica.fail(request)
             (end,) = stream.rest()
             assert end.data["error"]["code"] == "generation_failed"
         else:
-            assert door.post(f"/v1/requests/{request.id}/cancel").status_code == 202
+            assert api.post(f"/v1/requests/{request.id}/cancel").status_code == 202
             assert stream.next().name == "canceling"
             replica.stop(request)
             (end,) = stream.rest()
     assert end.name == how
 
 
-def test_it_goes_on_after_the_last_event_that_was_seen(door: Door, replica: PlayedReplica) -> None:
-    door.submitted()
+def test_it_goes_on_after_the_last_event_that_was_seen(api: Api, replica: PlayedReplica) -> None:
+    api.submitted()
     request = replica.claim()
-    with following(door, request.id) as stream:
+    with following(api, request.id) as stream:
         stream.next()
-        step(door, request, 1)
+        step(api, request, 1)
         seen = stream.next()
-    other = door.submitted()
+    other = api.submitted()
     for number in (2, 3):
-        step(door, request, number)
-    with following(door, request.id, last=seen.id) as stream:
+        step(api, request, number)
+    with following(api, request.id, last=seen.id) as stream:
         assert [stream.next().data["step"] for _ in range(2)] == [2, 3]
         replica.succeed(request)
         end = stream.rest()[-1]
     assert end.name == "succeeded"
     path = f"/v1/requests/{request.id}/events"
-    assert door.get(path, Last_Event_ID=end.id).status_code == 204
-    assert body_of(door.get(f"/v1/requests/{other['id']}"))["status"] == "queued"
+    assert api.get(path, Last_Event_ID=end.id).status_code == 204
+    assert body_of(api.get(f"/v1/requests/{other['id']}"))["status"] == "queued"
 
 
 def test_one_that_comes_late_gets_where_the_request_stands(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    door.submitted()
+    api.submitted()
     request = replica.claim()
-    step(door, request, 7)
-    with following(door, request.id) as stream:
+    step(api, request, 7)
+    with following(api, request.id) as stream:
         assert [stream.next().name for _ in range(2)] == ["started", "progress"]
     replica.succeed(request)
-    with following(door, request.id) as stream:
+    with following(api, request.id) as stream:
         assert [event.name for event in stream.rest()] == ["output", "succeeded"]
 
 
 def test_where_the_stream_of_changes_was_cut_the_present_is_told(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    door.submitted()
+    api.submitted()
     request = replica.claim()
-    with following(door, request.id) as stream:
+    with following(api, request.id) as stream:
         seen = stream.next()
-    step(door, request, 3)
-    step(door, request, 9)
-    keys = door.service.settings.redis_prefix + "changes"
-    door.service.redis.xtrim(keys, maxlen=1, approximate=False)
-    with following(door, request.id, last=seen.id) as stream:
+    step(api, request, 3)
+    step(api, request, 9)
+    keys = api.service.settings.redis_prefix + "changes"
+    api.service.redis.xtrim(keys, maxlen=1, approximate=False)
+    with following(api, request.id, last=seen.id) as stream:
         assert stream.next().name == "started"
         assert stream.next().data["step"] == 9
 
 
-def test_an_edit_is_told_with_what_it_made_of_the_request(
-    door: Door, replica: PlayedReplica
-) -> None:
-    request = door.submitted()
-    with following(door, request["id"]) as stream:
+def test_an_edit_is_told_with_what_it_made_of_the_request(api: Api, replica: PlayedReplica) -> None:
+    request = api.submitted()
+    with following(api, request["id"]) as stream:
         stream.next()
-        door.patch(request["id"], prompt="a blue square")
+        api.patch(request["id"], prompt="a blue square")
         edited = stream.next()
     assert edited.name == "edited"
     assert edited.data["parameters"]["prompt"] == "a blue square"
 
 
-def test_a_preview_is_told_and_gone_at_the_end(door: Door, replica: PlayedReplica) -> None:
-    door.submitted()
+def test_a_preview_is_told_and_gone_at_the_end(api: Api, replica: PlayedReplica) -> None:
+    api.submitted()
     request = replica.claim()
-    with following(door, request.id) as stream:
+    with following(api, request.id) as stream:
         stream.next()
-        door.service.router.claims.preview(request, 3, b"jpeg bytes")
+        api.claims.preview(request, 3, b"jpeg bytes")
         preview = stream.next()
         assert preview.name == "preview"
         assert preview.data == {"step": 3, "image": "data:image/jpeg;base64,anBlZyBieXRlcw=="}
     replica.succeed(request)
-    assert door.service.router.store.preview(request.id) is None
+    assert api.service.records.preview(request.id) is None
 
 
 def test_a_preview_of_a_claim_that_was_lost_counts_for_nothing(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    door.submitted()
+    api.submitted()
     request = replica.claim()
-    door.service.router.claims.finish(request, Outcome(Status.CANCELED))
-    door.service.router.claims.preview(request, 3, b"late")
-    assert door.service.router.store.preview(request.id) is None
+    api.claims.finish(request, Outcome(Status.CANCELED))
+    api.claims.preview(request, 3, b"late")
+    assert api.service.records.preview(request.id) is None
 
 
 def test_a_request_removed_while_it_is_followed_ends_the_stream(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    request = door.submitted()
-    with following(door, request["id"]) as stream:
+    request = api.submitted()
+    with following(api, request["id"]) as stream:
         stream.next()
-        door.delete(f"/v1/requests/{request['id']}")
+        api.delete(f"/v1/requests/{request['id']}")
         assert [event.name for event in stream.rest()] == ["canceled"]
 
 
-def test_a_door_that_closes_ends_its_streams(door: Door, replica: PlayedReplica) -> None:
-    request = door.submitted()
-    with following(door, request["id"]) as stream:
+def test_a_api_that_closes_ends_its_streams(api: Api, replica: PlayedReplica) -> None:
+    request = api.submitted()
+    with following(api, request["id"]) as stream:
         stream.next()
-        assert door.service.held_calls.count == 1
-        door.service.held_calls.close()
+        assert api.service.held_calls.count == 1
+        api.service.held_calls.close()
         assert stream.rest() == []
-    assert door.service.held_calls.count == 0
+    assert api.service.held_calls.count == 0
 
 
 def test_streams_are_bounded_and_wrong_calls_refused(
-    api_settings: Settings, open_door: OpenDoor
+    api_settings: Settings, open_api: ApiOpener
 ) -> None:
-    door = open_door(replace(api_settings, max_long_polls=1)).start()
-    door.replica().load()
-    request = door.submitted()
+    api = open_api(replace(api_settings, max_long_polls=1)).start()
+    api.replica().load()
+    request = api.submitted()
     path = f"/v1/requests/{request['id']}/events"
-    with following(door, request["id"]) as stream:
+    with following(api, request["id"]) as stream:
         stream.next()
-        refused = door.get(path)
+        refused = api.get(path)
         assert (refused.status_code, error_of(refused)["code"]) == (429, "too_many_waits")
-    assert door.get("/v1/requests/req_none/events").status_code == 404
-    wrong = door.get(path, Last_Event_ID="yesterday")
+    assert api.get("/v1/requests/req_none/events").status_code == 404
+    wrong = api.get(path, Last_Event_ID="yesterday")
     assert wrong.status_code == 400
     assert error_of(wrong)["param"] == "Last-Event-ID"
-    assert door.service.held_calls.count == 0
+    assert api.service.held_calls.count == 0

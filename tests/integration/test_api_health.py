@@ -1,4 +1,4 @@
-"""Is the door up, can it serve, and do the pages come without anything from elsewhere."""
+"""Is the API up, can it serve, and do the pages come without anything from elsewhere."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 
 from configs.settings import Settings
 from routing.replica import ReplicaState
-from tests.integration.api_world import Door, PlayedReplica, body_of, error_of
-from tests.integration.conftest import OpenDoor
+from tests.integration.api_world import Api, PlayedReplica, body_of, error_of
+from tests.integration.conftest import ApiOpener
 
 
-def test_health_asks_nobody(door: Door) -> None:
-    answer = door.get("/health")
+def test_health_asks_nobody(api: Api) -> None:
+    answer = api.get("/health")
     assert (answer.status_code, body_of(answer)) == (200, {"status": "ok"})
 
 
 def test_ready_once_every_stage_has_a_ready_replica(
-    door: Door, api_settings: Settings, open_door: OpenDoor, tmp_path: Path
+    api: Api, api_settings: Settings, open_api: ApiOpener, tmp_path: Path
 ) -> None:
-    replica = door.replica().load()
-    answer = door.get("/ready")
+    replica = api.replica().load()
+    answer = api.get("/ready")
     assert answer.status_code == 200
     assert body_of(answer) == {
         "status": "ready",
@@ -36,7 +36,7 @@ def test_ready_once_every_stage_has_a_ready_replica(
     first = api_settings.stage_configs_path.read_text()
     second = first.split("stages:\n")[1].replace("stage_id: 0", "stage_id: 1")
     two.write_text(first + second.replace("served_model_name: tiny", "served_model_name: other"))
-    other = open_door(replace(api_settings, stage_configs_path=two))
+    other = open_api(replace(api_settings, stage_configs_path=two))
     answer = other.get("/ready")
     assert answer.status_code == 503
     (missing,) = error_of(answer)["details"]
@@ -59,11 +59,11 @@ def test_ready_once_every_stage_has_a_ready_replica(
     ],
 )
 def test_not_ready_says_what_is_missing_and_why(
-    door: Door, state: ReplicaState | None, error: str | None, expected: str
+    api: Api, state: ReplicaState | None, error: str | None, expected: str
 ) -> None:
     if state is not None:
-        door.replica().beat(state, error=error)
-    answer = door.get("/ready")
+        api.replica().beat(state, error=error)
+    answer = api.get("/ready")
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "no_ready_replica"
     assert expected in error_of(answer)["message"]
@@ -87,9 +87,9 @@ class _Links(HTMLParser):
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_a_page_and_all_it_loads_come_from_here(
-    door: Door, replica: PlayedReplica, path: str
+    api: Api, replica: PlayedReplica, path: str
 ) -> None:
-    answer = door.get(path)
+    answer = api.get(path)
     assert answer.status_code == 200
     assert answer.mimetype == "text/html"
     policy = answer.headers["Content-Security-Policy"]
@@ -103,17 +103,17 @@ def test_a_page_and_all_it_loads_come_from_here(
         if link.startswith("data:"):
             continue
         assert not re.match(r"[a-z]+:|//", link), link
-        loaded = door.get("/" + link)
+        loaded = api.get("/" + link)
         assert loaded.status_code == 200, link
         loaded.close()
 
 
-def test_the_page_has_no_other_files(door: Door) -> None:
+def test_the_page_has_no_other_files(api: Api) -> None:
     for path in ("/page/__init__.py", "/page/index.html", "/docs/../app.py", "/docs/nothing.js"):
-        assert door.get(path).status_code == 404
+        assert api.get(path).status_code == 404
 
 
-def test_the_door_runs_without_torch() -> None:
+def test_the_api_runs_without_torch() -> None:
     """Asked of a process of its own: other tests may have imported it in this one."""
     code = (
         "import sys, api.app, api.server; "

@@ -12,68 +12,68 @@ import pytest
 from configs.settings import Settings
 from tests.integration.api_world import (
     MODEL,
-    Door,
+    Api,
     PlayedReplica,
     wrong_fields,
 )
-from tests.integration.conftest import OpenDoor
+from tests.integration.conftest import ApiOpener
 from tests.integration.image_inputs import EDITING, MASK, RED
 from tests.pictures import data_url, picture
 
 
 def test_the_strength_of_the_stage_file_is_for_all_tasks_with_an_image(
-    api_settings: Settings, open_door: OpenDoor, tmp_path: Path
+    api_settings: Settings, open_api: ApiOpener, tmp_path: Path
 ) -> None:
     text = api_settings.stage_configs_path.read_text()
     params = "    default_sampling_params:\n"
     path = tmp_path / "stages.yaml"
     path.write_text(text.replace(params, f"{params}      strength: 0.6\n"))
-    door = open_door(replace(api_settings, stage_configs_path=path))
-    door.replica().load(replace(EDITING, default_strength=0.6))
+    api = open_api(replace(api_settings, stage_configs_path=path))
+    api.replica().load(replace(EDITING, default_strength=0.6))
     images: list[dict[str, str]] = [
         {"image": data_url(RED)},
         {"image": data_url(RED), "mask_image": data_url(MASK)},
     ]
     for given in images:
-        assert door.submitted(**given)["parameters"]["strength"] == 0.6
-        assert door.submitted(**given, strength=0.9)["parameters"]["strength"] == 0.9
-    assert door.submitted()["parameters"]["strength"] is None
+        assert api.submitted(**given)["parameters"]["strength"] == 0.6
+        assert api.submitted(**given, strength=0.9)["parameters"]["strength"] == 0.9
+    assert api.submitted()["parameters"]["strength"] is None
 
 
-def test_an_image_makes_the_request_image_to_image(door: Door, editing: PlayedReplica) -> None:
-    request = door.submitted(image=data_url(RED))
+def test_an_image_makes_the_request_image_to_image(api: Api, editing: PlayedReplica) -> None:
+    request = api.submitted(image=data_url(RED))
     parameters = request["parameters"]
     assert parameters["task"] == request["task"] == "image-to-image"
     assert (parameters["width"], parameters["height"]) == (48, 32)
     assert parameters["image"] == [f"/v1/requests/{request['id']}/inputs/0"]
     assert parameters["mask_image"] is None
-    answer = door.get(parameters["image"][0])
+    answer = api.get(parameters["image"][0])
     assert (answer.status_code, answer.data, answer.mimetype) == (200, RED, "image/png")
-    assert door.get(parameters["image"][0], If_None_Match=answer.headers["ETag"]).status_code == 304
-    assert door.get(f"/v1/requests/{request['id']}/inputs/1").status_code == 404
+    assert api.get(parameters["image"][0], If_None_Match=answer.headers["ETag"]).status_code == 304
+    assert api.get(f"/v1/requests/{request['id']}/inputs/1").status_code == 404
 
 
-def test_a_mask_makes_it_inpaint(door: Door, editing: PlayedReplica) -> None:
-    request = door.submitted(image=[data_url(RED)], mask_image=data_url(MASK))
+def test_a_mask_makes_it_inpaint(api: Api, editing: PlayedReplica) -> None:
+    request = api.submitted(image=[data_url(RED)], mask_image=data_url(MASK))
     assert request["task"] == "inpaint"
     urls = [f"/v1/requests/{request['id']}/inputs/{index}" for index in (0, 1)]
     assert request["parameters"]["image"] == urls[:1]
     assert request["parameters"]["mask_image"] == urls[1]
-    assert door.get(urls[1]).data == MASK
+    assert api.get(urls[1]).data == MASK
     claimed = editing.claim().parameters
-    read = door.service.router.outputs.read
+    read = api.service.outputs.read
     assert [read(name) for name in claimed.image] == [RED]
     assert read(claimed.mask_image or "") == MASK
 
 
 def test_no_image_is_text_to_image_and_a_named_task_stands(
-    door: Door, editing: PlayedReplica
+    api: Api, editing: PlayedReplica
 ) -> None:
-    assert door.submitted()["task"] == "text-to-image"
-    assert set(wrong_fields(door.submit(task="image-to-image"))) == {"image"}
-    assert set(wrong_fields(door.submit(task="inpaint"))) == {"image", "mask_image"}
-    assert set(wrong_fields(door.submit(task="text-to-image", image=data_url(RED)))) == {"image"}
-    assert set(wrong_fields(door.submit(mask_image=data_url(RED)))) == {"image"}
+    assert api.submitted()["task"] == "text-to-image"
+    assert set(wrong_fields(api.submit(task="image-to-image"))) == {"image"}
+    assert set(wrong_fields(api.submit(task="inpaint"))) == {"image", "mask_image"}
+    assert set(wrong_fields(api.submit(task="text-to-image", image=data_url(RED)))) == {"image"}
+    assert set(wrong_fields(api.submit(mask_image=data_url(RED)))) == {"image"}
 
 
 @pytest.mark.parametrize(
@@ -89,28 +89,28 @@ def test_no_image_is_text_to_image_and_a_named_task_stands(
     ],
 )
 def test_what_is_no_picture_is_refused(
-    door: Door, editing: PlayedReplica, api_settings: Settings, image: Any
+    api: Api, editing: PlayedReplica, api_settings: Settings, image: Any
 ) -> None:
-    assert set(wrong_fields(door.submit(image=image, seed="x"))) == {"image", "seed"}
+    assert set(wrong_fields(api.submit(image=image, seed="x"))) == {"image", "seed"}
     assert not Path(api_settings.outputs_url.removeprefix("file://")).exists()
 
 
 def test_counts_and_sizes_are_bounded(
-    api_settings: Settings, open_door: OpenDoor, editing: PlayedReplica
+    api_settings: Settings, open_api: ApiOpener, editing: PlayedReplica
 ) -> None:
-    door = open_door(replace(api_settings, max_input_pixels=48 * 32))
-    too_many = wrong_fields(door.submit(image=[data_url(RED)] * 3))
+    api = open_api(replace(api_settings, max_input_pixels=48 * 32))
+    too_many = wrong_fields(api.submit(image=[data_url(RED)] * 3))
     assert "3 pictures; 2 is the most" in too_many["image"]
     larger = data_url(picture(49, 32))
-    assert set(wrong_fields(door.submit(image=[data_url(RED), larger]))) == {"image[1]"}
-    both = door.submit(image=[data_url(RED)] * 2, mask_image=data_url(MASK))
+    assert set(wrong_fields(api.submit(image=[data_url(RED), larger]))) == {"image[1]"}
+    both = api.submit(image=[data_url(RED)] * 2, mask_image=data_url(MASK))
     assert "1 is the most for inpaint" in wrong_fields(both)["image"]
-    other = wrong_fields(door.submit(image=data_url(RED), mask_image=data_url(picture(32, 32))))
+    other = wrong_fields(api.submit(image=data_url(RED), mask_image=data_url(picture(32, 32))))
     assert other["mask_image"] == "is 32 x 32 and the image 48 x 32; make them equal"
 
 
-def test_a_model_without_image_tasks_says_so(door: Door, replica: PlayedReplica) -> None:
-    wrong = wrong_fields(door.submit(image=data_url(RED), mask_image=data_url(MASK)))
+def test_a_model_without_image_tasks_says_so(api: Api, replica: PlayedReplica) -> None:
+    wrong = wrong_fields(api.submit(image=data_url(RED), mask_image=data_url(MASK)))
     assert set(wrong) == {"image", "mask_image"}
     assert wrong["image"] == "text-to-image takes none; the tasks of 'tiny' are text-to-image"
 
@@ -126,35 +126,35 @@ def test_a_model_without_image_tasks_says_so(door: Door, replica: PlayedReplica)
     ],
 )
 def test_the_default_size_follows_the_image_into_the_limits(
-    door: Door, source: tuple[int, int], size: tuple[int, int]
+    api: Api, source: tuple[int, int], size: tuple[int, int]
 ) -> None:
-    door.replica().load(replace(EDITING, max_pixels=128 * 64))
-    parameters = door.submitted(image=data_url(picture(*source)))["parameters"]
+    api.replica().load(replace(EDITING, max_pixels=128 * 64))
+    parameters = api.submitted(image=data_url(picture(*source)))["parameters"]
     assert (parameters["width"], parameters["height"]) == size
-    given = door.submitted(image=data_url(picture(*source)), size="64x32")["parameters"]
+    given = api.submitted(image=data_url(picture(*source)), size="64x32")["parameters"]
     assert (given["width"], given["height"]) == (64, 32)
 
 
-def test_a_video_takes_the_shape_of_the_image_and_the_usual_number_of_pixels(door: Door) -> None:
+def test_a_video_takes_the_shape_of_the_image_and_the_usual_number_of_pixels(api: Api) -> None:
     film: dict[str, Any] = {
         "default_frames": 81,
         "frames_step": 4,
         "default_fps": 16.0,
         "strength": False,
     }
-    door.replica().load(replace(EDITING, tasks=("image-to-video",), max_images=1, **film))
-    parameters = door.submitted(image=data_url(picture(400, 100)))["parameters"]
+    api.replica().load(replace(EDITING, tasks=("image-to-video",), max_images=1, **film))
+    parameters = api.submitted(image=data_url(picture(400, 100)))["parameters"]
     assert parameters["task"] == "image-to-video"
     assert (parameters["width"], parameters["height"]) == (128, 32)
 
 
-def test_a_model_that_only_edits_is_not_asked_for_text(door: Door) -> None:
-    door.replica().load(replace(EDITING, tasks=("image-to-image",), max_images=1))
-    assert set(wrong_fields(door.submit())) == {"image"}
-    assert door.submitted(image=data_url(RED), model=MODEL)["task"] == "image-to-image"
+def test_a_model_that_only_edits_is_not_asked_for_text(api: Api) -> None:
+    api.replica().load(replace(EDITING, tasks=("image-to-image",), max_images=1))
+    assert set(wrong_fields(api.submit())) == {"image"}
+    assert api.submitted(image=data_url(RED), model=MODEL)["task"] == "image-to-image"
 
 
-def test_json_that_names_bytes_is_still_json(door: Door, editing: PlayedReplica) -> None:
+def test_json_that_names_bytes_is_still_json(api: Api, editing: PlayedReplica) -> None:
     body = json.dumps({"prompt": "a", "image": {"url": data_url(RED)}})
-    answer = door.client.post("/v1/requests", data=body, content_type="application/json")
+    answer = api.client.post("/v1/requests", data=body, content_type="application/json")
     assert set(wrong_fields(answer)) == {"image"}

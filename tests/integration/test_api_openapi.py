@@ -8,7 +8,7 @@ import pytest
 from werkzeug.test import TestResponse
 
 from routing.replica import ReplicaState
-from tests.integration.api_world import Door, PlayedReplica, body_of
+from tests.integration.api_world import Api, PlayedReplica, body_of
 from tests.integration.spec import Spec
 
 CALLS = {
@@ -41,8 +41,8 @@ CALLS = {
 
 
 @pytest.fixture
-def spec(door: Door) -> Spec:
-    answer = door.get("/openapi.json")
+def spec(api: Api) -> Spec:
+    answer = api.get("/openapi.json")
     assert answer.status_code == 200
     return Spec(body_of(answer))
 
@@ -74,7 +74,7 @@ def test_the_body_is_described_with_types_and_defaults(spec: Spec) -> None:
     }
 
 
-def test_answers_are_as_the_spec_says(door: Door, replica: PlayedReplica, spec: Spec) -> None:
+def test_answers_are_as_the_spec_says(api: Api, replica: PlayedReplica, spec: Spec) -> None:
     def check(answer: TestResponse, method: str, path: str, status: int) -> dict[str, Any]:
         assert answer.status_code == status, answer.get_data(as_text=True)
         schema = spec.answer_schema(method, path, status)
@@ -83,29 +83,29 @@ def test_answers_are_as_the_spec_says(door: Door, replica: PlayedReplica, spec: 
         return body_of(answer)
 
     one = "/v1/requests/{request_id}"
-    first = check(door.submit(metadata={"a": "b"}), "post", "/v1/requests", 202)
-    check(door.submit(width=63), "post", "/v1/requests", 422)
-    check(door.get(f"/v1/requests/{first['id']}"), "get", one, 200)
-    check(door.patch(first["id"], seed=1, timeout=5, expires_in=99), "patch", one, 200)
+    first = check(api.submit(metadata={"a": "b"}), "post", "/v1/requests", 202)
+    check(api.submit(width=63), "post", "/v1/requests", 422)
+    check(api.get(f"/v1/requests/{first['id']}"), "get", one, 200)
+    check(api.patch(first["id"], seed=1, timeout=5, expires_in=99), "patch", one, 200)
     claimed = replica.claim()
-    door.service.router.claims.progress(claimed, 1, 20, 0.1)
-    check(door.get(f"/v1/requests/{first['id']}"), "get", one, 200)
-    check(door.post(f"/v1/requests/{first['id']}/cancel"), "post", f"{one}/cancel", 202)
+    api.claims.progress(claimed, 1, 20, 0.1)
+    check(api.get(f"/v1/requests/{first['id']}"), "get", one, 200)
+    check(api.post(f"/v1/requests/{first['id']}/cancel"), "post", f"{one}/cancel", 202)
     replica.succeed(claimed)
-    check(door.post(f"/v1/requests/{first['id']}/cancel"), "post", f"{one}/cancel", 200)
-    door.submitted()
+    check(api.post(f"/v1/requests/{first['id']}/cancel"), "post", f"{one}/cancel", 200)
+    api.submitted()
     replica.fail(replica.claim())
-    listed = check(door.get("/v1/requests"), "get", "/v1/requests", 200)
+    listed = check(api.get("/v1/requests"), "get", "/v1/requests", 200)
     assert [request["status"] for request in listed["data"]] == ["failed", "canceled"]
-    check(door.get("/v1/replicas"), "get", "/v1/replicas", 200)
-    check(door.get("/v1/replicas/replica0"), "get", "/v1/replicas/{name}", 200)
-    check(door.post("/v1/replicas/replica0/drain"), "post", "/v1/replicas/{name}/drain", 200)
-    check(door.post("/v1/replicas/replica0/restart"), "post", "/v1/replicas/{name}/restart", 202)
-    check(door.get("/ready"), "get", "/ready", 503)
-    check(door.post("/v1/replicas/replica0/resume"), "post", "/v1/replicas/{name}/resume", 200)
-    check(door.get("/v1/models"), "get", "/v1/models", 200)
-    check(door.get("/ready"), "get", "/ready", 200)
-    check(door.get("/health"), "get", "/health", 200)
-    check(door.get("/v1/replicas/nobody"), "get", "/v1/replicas/{name}", 404)
+    check(api.get("/v1/replicas"), "get", "/v1/replicas", 200)
+    check(api.get("/v1/replicas/replica0"), "get", "/v1/replicas/{name}", 200)
+    check(api.post("/v1/replicas/replica0/drain"), "post", "/v1/replicas/{name}/drain", 200)
+    check(api.post("/v1/replicas/replica0/restart"), "post", "/v1/replicas/{name}/restart", 202)
+    check(api.get("/ready"), "get", "/ready", 503)
+    check(api.post("/v1/replicas/replica0/resume"), "post", "/v1/replicas/{name}/resume", 200)
+    check(api.get("/v1/models"), "get", "/v1/models", 200)
+    check(api.get("/ready"), "get", "/ready", 200)
+    check(api.get("/health"), "get", "/health", 200)
+    check(api.get("/v1/replicas/nobody"), "get", "/v1/replicas/{name}", 404)
     replica.beat(ReplicaState.FAILED, error="no memory", device_memory_bytes=5, step_s=0.5)
-    check(door.get("/v1/replicas"), "get", "/v1/replicas", 200)
+    check(api.get("/v1/replicas"), "get", "/v1/replicas", 200)

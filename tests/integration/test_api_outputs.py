@@ -6,20 +6,20 @@ import hashlib
 
 from tests.integration.api_world import (
     PIXELS,
-    Door,
+    Api,
     PlayedReplica,
     error_of,
 )
 
 
-def test_an_output_is_a_file_that_may_be_kept(door: Door, replica: PlayedReplica) -> None:
-    request_id = door.submitted()["id"]
+def test_an_output_is_a_file_that_may_be_kept(api: Api, replica: PlayedReplica) -> None:
+    request_id = api.submitted()["id"]
     path = f"/v1/requests/{request_id}/outputs/0"
-    early = door.get(path)
+    early = api.get(path)
     assert early.status_code == 404
     assert "queued" in error_of(early)["message"]
     replica.succeed(replica.claim())
-    answer = door.get(path)
+    answer = api.get(path)
     assert answer.status_code == 200
     assert answer.data == PIXELS
     assert answer.mimetype == "image/png"
@@ -27,17 +27,17 @@ def test_an_output_is_a_file_that_may_be_kept(door: Door, replica: PlayedReplica
     assert answer.headers["Content-Disposition"] == f'inline; filename="{request_id}-0.png"'
     assert "immutable" in answer.headers["Cache-Control"]
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    kept = door.get(path, If_None_Match=answer.headers["ETag"])
+    kept = api.get(path, If_None_Match=answer.headers["ETag"])
     assert (kept.status_code, kept.data) == (304, b"")
     assert kept.headers["ETag"] == answer.headers["ETag"]
-    assert door.get(path, If_None_Match='"other"').status_code == 200
-    missing = door.get(f"/v1/requests/{request_id}/outputs/1")
+    assert api.get(path, If_None_Match='"other"').status_code == 200
+    missing = api.get(f"/v1/requests/{request_id}/outputs/1")
     assert missing.status_code == 404
     assert error_of(missing)["param"] == "index"
 
 
-def test_a_file_that_is_gone_is_404(door: Door, replica: PlayedReplica) -> None:
-    request_id = door.submitted()["id"]
+def test_a_file_that_is_gone_is_404(api: Api, replica: PlayedReplica) -> None:
+    request_id = api.submitted()["id"]
     replica.succeed(replica.claim())
-    door.service.router.outputs.remove(request_id)
-    assert door.get(f"/v1/requests/{request_id}/outputs/0").status_code == 404
+    api.service.outputs.remove(request_id)
+    assert api.get(f"/v1/requests/{request_id}/outputs/0").status_code == 404

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from routing.replica import ReplicaState
-from tests.integration.api_world import Door, PlayedReplica, body_of, error_of, wrong_fields
+from tests.integration.api_world import Api, PlayedReplica, body_of, error_of, wrong_fields
 
 
-def test_replicas_are_listed_by_number_with_their_work(door: Door, replica: PlayedReplica) -> None:
-    door.replica("replica10").load()
-    door.replica("replica2").beat(ReplicaState.LOADING)
+def test_replicas_are_listed_by_number_with_their_work(api: Api, replica: PlayedReplica) -> None:
+    api.replica("replica10").load()
+    api.replica("replica2").beat(ReplicaState.LOADING)
     replica.beat(step_s=0.25, memory_bytes=1000, devices=(4, 5))
-    door.submitted()
-    door.submitted()
+    api.submitted()
+    api.submitted()
     replica.claim()
-    answer = door.get("/v1/replicas")
+    answer = api.get("/v1/replicas")
     assert answer.status_code == 200
     found = body_of(answer)
     assert found["object"] == "list"
@@ -26,119 +26,119 @@ def test_replicas_are_listed_by_number_with_their_work(door: Door, replica: Play
     assert first["device_memory_bytes"] is None
     assert first["model"] == "tiny"
     assert found["data"][2]["waiting"] == 1
-    assert body_of(door.get("/v1/replicas/replica0")) == first
+    assert body_of(api.get("/v1/replicas/replica0")) == first
 
 
 def test_a_replica_counts_what_it_did_and_how_often_it_came_back(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    door.submitted()
-    door.submitted()
+    api.submitted()
+    api.submitted()
     replica.succeed(replica.claim())
     replica.fail(replica.claim())
-    door.replica("replica0").beat()
-    shown = body_of(door.get("/v1/replicas/replica0"))
+    api.replica("replica0").beat()
+    shown = body_of(api.get("/v1/replicas/replica0"))
     assert (shown["completed"], shown["failed"], shown["restarts"]) == (1, 1, 1)
 
 
-def test_an_unknown_replica_is_404(door: Door, replica: PlayedReplica) -> None:
+def test_an_unknown_replica_is_404(api: Api, replica: PlayedReplica) -> None:
     for answer in (
-        door.get("/v1/replicas/replica9"),
-        door.post("/v1/replicas/replica9/drain"),
-        door.post("/v1/replicas/replica9/resume"),
-        door.post("/v1/replicas/replica9/restart"),
+        api.get("/v1/replicas/replica9"),
+        api.post("/v1/replicas/replica9/drain"),
+        api.post("/v1/replicas/replica9/resume"),
+        api.post("/v1/replicas/replica9/restart"),
     ):
         assert answer.status_code == 404
-        assert "known are replica0" in error_of(answer)["message"]
+        assert "use one of replica0" in error_of(answer)["message"]
 
 
 def test_a_drained_replica_gets_nothing_until_it_is_resumed(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    other = door.replica("replica1").load()
-    running, waiting = door.submitted(), door.submitted()
+    other = api.replica("replica1").load()
+    running, waiting = api.submitted(), api.submitted()
     assert (running["replica"], waiting["replica"]) == (replica.name, other.name)
     replica.claim()
-    moved = door.submitted()
+    moved = api.submitted()
     assert moved["replica"] == replica.name
 
-    drained = door.post("/v1/replicas/replica0/drain")
+    drained = api.post("/v1/replicas/replica0/drain")
     assert drained.status_code == 200
     assert body_of(drained)["state"] == "draining"
     assert (body_of(drained)["running"], body_of(drained)["waiting"]) == (1, 0)
-    after = body_of(door.get(f"/v1/requests/{moved['id']}"))
+    after = body_of(api.get(f"/v1/requests/{moved['id']}"))
     assert (after["replica"], after["attempt"]) == (other.name, 2)
-    assert {door.submitted()["replica"] for _ in range(4)} == {other.name}
-    assert body_of(door.post("/v1/replicas/replica0/drain"))["state"] == "draining"
+    assert {api.submitted()["replica"] for _ in range(4)} == {other.name}
+    assert body_of(api.post("/v1/replicas/replica0/drain"))["state"] == "draining"
 
-    resumed = door.post("/v1/replicas/replica0/resume")
+    resumed = api.post("/v1/replicas/replica0/resume")
     assert (resumed.status_code, body_of(resumed)["state"]) == (200, "ready")
-    assert {door.submitted()["replica"] for _ in range(4)} == {replica.name, other.name}
+    assert {api.submitted()["replica"] for _ in range(4)} == {replica.name, other.name}
 
 
 def test_a_restart_takes_one_process_out_and_the_next_one_joins(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    other = door.replica("replica1").load()
-    waiting = door.submitted()
-    asked = door.post("/v1/replicas/replica0/restart?drain_s=90")
+    other = api.replica("replica1").load()
+    waiting = api.submitted()
+    asked = api.post("/v1/replicas/replica0/restart?drain_s=90")
     assert (asked.status_code, body_of(asked)["state"]) == (202, "draining")
-    assert body_of(door.get(f"/v1/requests/{waiting['id']}"))["replica"] == other.name
-    wish = replica.beat().drain
-    assert wish is not None
-    assert (wish.seconds, wish.ends) == (90.0, True)
-    assert {door.submitted()["replica"] for _ in range(3)} == {other.name}
+    assert body_of(api.get(f"/v1/requests/{waiting['id']}"))["replica"] == other.name
+    command = replica.beat().drain
+    assert command is not None
+    assert (command.seconds, command.ends) == (90.0, True)
+    assert {api.submitted()["replica"] for _ in range(3)} == {other.name}
     replica.beat(ReplicaState.DRAINING, stopping=True)
     replica.beat(ReplicaState.GONE)
-    after = door.replica("replica0")
+    after = api.replica("replica0")
     assert after.beat(ReplicaState.LOADING).drain is None
     assert after.beat().state is ReplicaState.READY
-    assert {door.submitted()["replica"] for _ in range(2)} == {replica.name, other.name}
+    assert {api.submitted()["replica"] for _ in range(2)} == {replica.name, other.name}
 
 
-def test_a_drained_replica_stays_drained_over_a_restart(door: Door, replica: PlayedReplica) -> None:
-    door.post("/v1/replicas/replica0/drain")
+def test_a_drained_replica_stays_drained_over_a_restart(api: Api, replica: PlayedReplica) -> None:
+    api.post("/v1/replicas/replica0/drain")
     first = replica.beat().drain
     assert first is not None
     assert not first.ends
-    assert first.seconds == door.service.settings.drain_s
-    door.post("/v1/replicas/replica0/restart")
-    after = door.replica("replica0")
+    assert first.seconds == api.service.settings.drain_s
+    api.post("/v1/replicas/replica0/restart")
+    after = api.replica("replica0")
     assert after.beat().state is ReplicaState.DRAINING
-    door.post("/v1/replicas/replica0/resume")
+    api.post("/v1/replicas/replica0/resume")
     standing = after.beat()
     assert (standing.state, standing.drain) == (ReplicaState.READY, None)
 
 
 def test_a_restart_that_is_called_off_before_it_was_heard_is_none(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    door.post("/v1/replicas/replica0/restart")
-    assert body_of(door.post("/v1/replicas/replica0/resume"))["state"] == "ready"
+    api.post("/v1/replicas/replica0/restart")
+    assert body_of(api.post("/v1/replicas/replica0/resume"))["state"] == "ready"
     assert replica.beat().drain is None
 
 
-def test_what_has_no_process_can_not_be_restarted(door: Door, replica: PlayedReplica) -> None:
+def test_what_has_no_process_cannot_be_restarted(api: Api, replica: PlayedReplica) -> None:
     for state in (ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.GONE):
         replica.beat(state)
-        refused = door.post("/v1/replicas/replica0/restart")
+        refused = api.post("/v1/replicas/replica0/restart")
         assert refused.status_code == 409
         assert f"replica0 is {state}" in error_of(refused)["message"]
 
 
-def test_a_drain_time_that_is_no_time_is_refused(door: Door, replica: PlayedReplica) -> None:
+def test_a_drain_time_that_is_no_time_is_refused(api: Api, replica: PlayedReplica) -> None:
     for given in ("-1", "soon", "nan", "90000"):
         for call in ("drain", "restart"):
-            answer = door.post(f"/v1/replicas/replica0/{call}?drain_s={given}")
+            answer = api.post(f"/v1/replicas/replica0/{call}?drain_s={given}")
             assert "drain_s" in wrong_fields(answer)
-    assert "drain" in wrong_fields(door.post("/v1/replicas/replica0/drain?drain=1"))
-    assert body_of(door.get("/v1/replicas/replica0"))["state"] == "ready"
+    assert "drain" in wrong_fields(api.post("/v1/replicas/replica0/drain?drain=1"))
+    assert body_of(api.get("/v1/replicas/replica0"))["state"] == "ready"
 
 
-def test_models_are_listed_as_openai_does_with_what_they_can_do(door: Door) -> None:
-    assert body_of(door.get("/v1/models")) == {"object": "list", "data": [], "has_more": False}
-    replica = door.replica().load()
-    (model,) = body_of(door.get("/v1/models"))["data"]
+def test_models_are_listed_as_openai_does_with_what_they_can_do(api: Api) -> None:
+    assert body_of(api.get("/v1/models")) == {"object": "list", "data": [], "has_more": False}
+    replica = api.replica().load()
+    (model,) = body_of(api.get("/v1/models"))["data"]
     assert (model["id"], model["object"], model["created"]) == ("tiny", "model", 1_800_000_000)
     assert model["ready_replicas"] == 1
     assert model["tasks"] == ["text-to-image"]
@@ -147,5 +147,5 @@ def test_models_are_listed_as_openai_does_with_what_they_can_do(door: Door) -> N
     assert model["limits"]["prompt_tokens"] == 77
     assert model["defaults"]["num_inference_steps"] == 20
     replica.beat(ReplicaState.DRAINING)
-    (model,) = body_of(door.get("/v1/models"))["data"]
+    (model,) = body_of(api.get("/v1/models"))["data"]
     assert model["ready_replicas"] == 0

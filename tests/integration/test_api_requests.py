@@ -8,40 +8,40 @@ from pathlib import Path
 
 import pytest
 
+from configs.parameters import Abilities, Lora
 from configs.settings import Settings
-from routing.parameters import Abilities, Lora
 from tests.integration.api_world import (
     ABILITIES,
-    Door,
+    Api,
     PlayedReplica,
     body_of,
     wrong_fields,
 )
-from tests.integration.conftest import OpenDoor
+from tests.integration.conftest import ApiOpener
 
 
-def test_adapters_are_taken_one_or_several_and_edited(door: Door, replica: PlayedReplica) -> None:
-    assert body_of(door.get("/v1/models"))["data"][0]["loras"] == ["ink", "pixel"]
-    one = door.submitted(lora={"name": "pixel"})
+def test_adapters_are_taken_one_or_several_and_edited(api: Api, replica: PlayedReplica) -> None:
+    assert body_of(api.get("/v1/models"))["data"][0]["loras"] == ["ink", "pixel"]
+    one = api.submitted(lora={"name": "pixel"})
     assert one["parameters"]["lora"] == [{"name": "pixel", "scale": 1.0}]
-    two = door.submitted(lora=[{"name": "pixel", "scale": -2}, {"name": "ink", "scale": 0.5}])
+    two = api.submitted(lora=[{"name": "pixel", "scale": -2}, {"name": "ink", "scale": 0.5}])
     assert two["parameters"]["lora"] == [
         {"name": "pixel", "scale": -2.0},
         {"name": "ink", "scale": 0.5},
     ]
     url = f"/v1/requests/{two['id']}"
-    assert body_of(door.patch(two["id"], seed=5))["parameters"]["lora"] == two["parameters"]["lora"]
-    changed = body_of(door.patch(two["id"], lora={"name": "ink"}))
+    assert body_of(api.patch(two["id"], seed=5))["parameters"]["lora"] == two["parameters"]["lora"]
+    changed = body_of(api.patch(two["id"], lora={"name": "ink"}))
     assert changed["parameters"]["lora"] == [{"name": "ink", "scale": 1.0}]
-    assert body_of(door.patch(two["id"], lora=None))["parameters"]["lora"] == []
-    assert body_of(door.get(url))["parameters"]["lora"] == []
-    assert door.submitted(lora=[])["parameters"]["lora"] == []
+    assert body_of(api.patch(two["id"], lora=None))["parameters"]["lora"] == []
+    assert body_of(api.get(url))["parameters"]["lora"] == []
+    assert api.submitted(lora=[])["parameters"]["lora"] == []
     assert replica.claim().parameters.lora == (Lora("pixel", 1.0),)
 
 
-def test_a_submit_is_accepted_with_all_its_parameters(door: Door, replica: PlayedReplica) -> None:
+def test_a_submit_is_accepted_with_all_its_parameters(api: Api, replica: PlayedReplica) -> None:
     before = time.time()
-    answer = door.submit(seed=7, metadata={"who": "me"})
+    answer = api.submit(seed=7, metadata={"who": "me"})
     request = body_of(answer)
     assert answer.status_code == 202
     assert answer.headers["Location"] == f"/v1/requests/{request['id']}"
@@ -79,18 +79,18 @@ def test_a_submit_is_accepted_with_all_its_parameters(door: Door, replica: Playe
     assert request["progress"] == {"step": 0, "steps": 20, "fraction": 0.0, "eta_s": None}
     assert request["metadata"] == {"who": "me"}
     assert request["urls"]["get"] == answer.headers["Location"]
-    assert body_of(door.get(answer.headers["Location"])) == request
+    assert body_of(api.get(answer.headers["Location"])) == request
 
 
-def test_a_seed_left_out_is_drawn_and_kept(door: Door, replica: PlayedReplica) -> None:
-    seeds = {door.submitted()["parameters"]["seed"] for _ in range(5)}
+def test_a_seed_left_out_is_drawn_and_kept(api: Api, replica: PlayedReplica) -> None:
+    seeds = {api.submitted()["parameters"]["seed"] for _ in range(5)}
     assert len(seeds) == 5
     assert all(0 <= seed < 2**32 for seed in seeds)
     assert replica.claim().parameters.seed in seeds
 
 
 def test_the_stage_file_and_the_pipeline_give_the_defaults(
-    api_settings: Settings, open_door: OpenDoor, replica: PlayedReplica, tmp_path: Path
+    api_settings: Settings, open_api: ApiOpener, replica: PlayedReplica, tmp_path: Path
 ) -> None:
     text = api_settings.stage_configs_path.read_text()
     more = (
@@ -98,42 +98,42 @@ def test_the_stage_file_and_the_pipeline_give_the_defaults(
     )
     path = tmp_path / "stages.yaml"
     path.write_text(text.replace("    default_sampling_params:\n", more))
-    other = open_door(replace(api_settings, stage_configs_path=path))
+    other = open_api(replace(api_settings, stage_configs_path=path))
     parameters = other.submitted()["parameters"]
     assert parameters["negative_prompt"] == "blurry"
     assert parameters["output_format"] == "webp"
     assert other.submitted(output_format="png")["parameters"]["output_format"] == "png"
 
 
-def test_size_is_width_and_height_in_one(door: Door, replica: PlayedReplica) -> None:
-    parameters = door.submitted(size="96x32")["parameters"]
+def test_size_is_width_and_height_in_one(api: Api, replica: PlayedReplica) -> None:
+    parameters = api.submitted(size="96x32")["parameters"]
     assert (parameters["width"], parameters["height"]) == (96, 32)
-    assert set(wrong_fields(door.submit(size="96x32", width=96))) == {"size"}
-    assert set(wrong_fields(door.submit(size="large"))) == {"size"}
+    assert set(wrong_fields(api.submit(size="96x32", width=96))) == {"size"}
+    assert set(wrong_fields(api.submit(size="large"))) == {"size"}
 
 
-def test_null_counts_as_not_given(door: Door, replica: PlayedReplica) -> None:
-    request = door.submitted(seed=None, width=None, model=None, scheduler=None, lora=None)
+def test_null_counts_as_not_given(api: Api, replica: PlayedReplica) -> None:
+    request = api.submitted(seed=None, width=None, model=None, scheduler=None, lora=None)
     assert request["parameters"]["width"] == 64
 
 
-def test_a_request_runs_to_its_outputs(door: Door, replica: PlayedReplica) -> None:
-    request_id = door.submitted(num_outputs_per_prompt=2, seed=40)["id"]
+def test_a_request_runs_to_its_outputs(api: Api, replica: PlayedReplica) -> None:
+    request_id = api.submitted(num_outputs_per_prompt=2, seed=40)["id"]
     path = f"/v1/requests/{request_id}"
     claimed = replica.claim()
-    running = body_of(door.get(path))
+    running = body_of(api.get(path))
     assert (running["status"], running["queue_position"]) == ("running", None)
     assert running["started_at"] is not None
 
-    door.service.router.claims.progress(claimed, 5, 20, 0.1)
-    assert body_of(door.get(path))["progress"] == {
+    api.claims.progress(claimed, 5, 20, 0.1)
+    assert body_of(api.get(path))["progress"] == {
         "step": 5,
         "steps": 20,
         "fraction": 0.25,
         "eta_s": 1.5,
     }
     replica.succeed(claimed)
-    done = body_of(door.get(path))
+    done = body_of(api.get(path))
     assert done["status"] == "succeeded"
     assert done["progress"] == {"step": 20, "steps": 20, "fraction": 1.0, "eta_s": None}
     assert done["timings"]["denoise_s"] == 0.5
@@ -146,10 +146,10 @@ def test_a_request_runs_to_its_outputs(door: Door, replica: PlayedReplica) -> No
     assert done["outputs"][0]["expires_at"] == pytest.approx(done["finished_at"] + 86_400)
 
 
-def test_a_failed_request_says_why(door: Door, replica: PlayedReplica) -> None:
-    request_id = door.submitted()["id"]
+def test_a_failed_request_says_why(api: Api, replica: PlayedReplica) -> None:
+    request_id = api.submitted()["id"]
     replica.fail(replica.claim())
-    failed = body_of(door.get(f"/v1/requests/{request_id}"))
+    failed = body_of(api.get(f"/v1/requests/{request_id}"))
     assert failed["status"] == "failed"
     assert failed["error"] == {
         "code": "generation_failed",
@@ -159,21 +159,19 @@ def test_a_failed_request_says_why(door: Door, replica: PlayedReplica) -> None:
     assert failed["outputs"] == []
 
 
-def test_requests_of_one_affinity_key_go_to_one_replica(door: Door) -> None:
+def test_requests_of_one_affinity_key_go_to_one_replica(api: Api) -> None:
     for name in ("replica0", "replica1"):
-        door.replica(name).load()
-    requests = [door.submitted(affinity_key="me") for _ in range(4)]
+        api.replica(name).load()
+    requests = [api.submitted(affinity_key="me") for _ in range(4)]
     assert {request["affinity_key"] for request in requests} == {"me"}
     assert len({request["replica"] for request in requests}) == 1
-    assert {door.submitted()["replica"] for _ in range(2)} == {"replica0", "replica1"}
-    assert door.submitted()["affinity_key"] is None
+    assert {api.submitted()["replica"] for _ in range(2)} == {"replica0", "replica1"}
+    assert api.submitted()["affinity_key"] is None
 
 
-def test_a_model_that_takes_no_guidance_is_asked_for_none(
-    door: Door, replica: PlayedReplica
-) -> None:
+def test_a_model_that_takes_no_guidance_is_asked_for_none(api: Api, replica: PlayedReplica) -> None:
     bare = Abilities(**{**ABILITIES.to_json(), "guidance_scale": False, "negative_prompt": False})
     replica.load(replace(bare, default_guidance_scale=None))
-    answer = door.submit(guidance_scale=3.0, negative_prompt="blurry")
+    answer = api.submit(guidance_scale=3.0, negative_prompt="blurry")
     assert set(wrong_fields(answer)) == {"guidance_scale", "negative_prompt"}
-    assert door.submitted()["parameters"]["guidance_scale"] is None
+    assert api.submitted()["parameters"]["guidance_scale"] is None

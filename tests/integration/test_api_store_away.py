@@ -1,4 +1,4 @@
-"""The door while Redis is away, and when it is back."""
+"""The API while Redis is away, and when it is back."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 
 from configs.settings import Settings
 from tests.integration.api_world import (
-    Door,
+    Api,
     body_of,
     error_of,
 )
-from tests.integration.conftest import OpenDoor
+from tests.integration.conftest import ApiOpener
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import wait_until
 
 
 @pytest.fixture
-def away(api_settings: Settings, open_door: OpenDoor) -> Door:
-    """A door whose Redis does not answer."""
-    return open_door(replace(api_settings, redis_url=f"redis://127.0.0.1:{free_port()}/0"))
+def away(api_settings: Settings, open_api: ApiOpener) -> Api:
+    """An API whose Redis does not answer."""
+    return open_api(replace(api_settings, redis_url=f"redis://127.0.0.1:{free_port()}/0"))
 
 
-def test_without_redis_the_door_says_so_at_once(away: Door) -> None:
+def test_without_redis_the_api_says_so_at_once(away: Api) -> None:
     for call in (
         away.submit,
         lambda: away.get("/v1/requests"),
@@ -42,19 +42,19 @@ def test_without_redis_the_door_says_so_at_once(away: Door) -> None:
     assert away.get("/health").status_code == 200
 
 
-def test_the_door_goes_on_when_redis_is_back(
-    api_settings: Settings, open_door: OpenDoor, own_redis: RedisServer
+def test_the_api_goes_on_when_redis_is_back(
+    api_settings: Settings, open_api: ApiOpener, own_redis: RedisServer
 ) -> None:
-    door = open_door(replace(api_settings, redis_url=own_redis.url)).start()
-    door.replica().load()
-    assert door.submit().status_code == 202
+    api = open_api(replace(api_settings, redis_url=own_redis.url)).start()
+    api.replica().load()
+    assert api.submit().status_code == 202
     own_redis.stop()
-    assert door.submit().status_code == 503
+    assert api.submit().status_code == 503
     own_redis.start()
-    replica = door.replica().load()
-    path = door.submit().headers["Location"]
+    replica = api.replica().load()
+    path = api.submit().headers["Location"]
     with ThreadPoolExecutor() as pool:
-        held = pool.submit(door.get, path, Prefer="wait=30")
-        wait_until(lambda: door.service.held_calls.count == 1, 5, "the call to be held")
+        held = pool.submit(api.get, path, Prefer="wait=30")
+        wait_until(lambda: api.service.held_calls.count == 1, 5, "the call to be held")
         replica.succeed(replica.claim())
         assert body_of(held.result(timeout=10))["status"] == "succeeded"

@@ -10,11 +10,11 @@ import pytest
 
 from api.models.catalog import ServedModel
 from api.requests.checks import complete
-from routing.parameters import Abilities
+from configs.parameters import Abilities
 from routing.request import Outcome, Output, Status
 from tests.integration.api_world import (
     ABILITIES,
-    Door,
+    Api,
     PlayedReplica,
     body_of,
     error_of,
@@ -52,25 +52,25 @@ MASK = data_url(picture(64, 48, color="white"))
 
 
 @pytest.fixture
-def film(door: Door) -> PlayedReplica:
+def film(api: Api) -> PlayedReplica:
     """A ready replica of a model that makes videos."""
-    return door.replica().load(FILM)
+    return api.replica().load(FILM)
 
 
 @pytest.fixture
-def editing(door: Door) -> PlayedReplica:
+def editing(api: Api) -> PlayedReplica:
     """A ready replica of a model that makes and changes pictures."""
-    return door.replica().load(EDITING)
+    return api.replica().load(EDITING)
 
 
-def test_a_video_has_the_frames_and_the_rate_of_its_model(door: Door, film: PlayedReplica) -> None:
-    parameters = door.submitted()["parameters"]
+def test_a_video_has_the_frames_and_the_rate_of_its_model(api: Api, film: PlayedReplica) -> None:
+    parameters = api.submitted()["parameters"]
     assert parameters["task"] == "text-to-video"
     assert (parameters["num_frames"], parameters["fps"]) == (81, 16.0)
     assert (parameters["output_format"], parameters["strength"]) == ("mp4", None)
     claimed = film.claim().parameters
     assert (claimed.num_frames, claimed.fps, claimed.output_format) == (81, 16.0, "mp4")
-    asked = door.submitted(num_frames=5, fps=24, image=RED)["parameters"]
+    asked = api.submitted(num_frames=5, fps=24, image=RED)["parameters"]
     assert (asked["task"], asked["num_frames"], asked["fps"]) == ("image-to-video", 5, 24)
 
 
@@ -91,27 +91,25 @@ def test_a_video_has_the_frames_and_the_rate_of_its_model(door: Door, film: Play
         ("strength", 0.5, "text-to-video of 'tiny' takes none; leave it out"),
     ],
 )
-def test_what_a_video_can_not_have_is_refused(
-    door: Door, film: PlayedReplica, field: str, value: Any, message: str
+def test_what_a_video_cannot_have_is_refused(
+    api: Api, film: PlayedReplica, field: str, value: Any, message: str
 ) -> None:
-    wrong = wrong_fields(door.submit(**{field: value}))
+    wrong = wrong_fields(api.submit(**{field: value}))
     assert set(wrong) == {field}
     assert message in wrong[field]
 
 
-def test_a_video_of_one_frame_is_made_from_words_alone(door: Door, film: PlayedReplica) -> None:
-    assert door.submitted(num_frames=1)["parameters"]["num_frames"] == 1
-    wrong = wrong_fields(door.submit(num_frames=1, image=RED))
+def test_a_video_of_one_frame_is_made_from_words_alone(api: Api, film: PlayedReplica) -> None:
+    assert api.submitted(num_frames=1)["parameters"]["num_frames"] == 1
+    wrong = wrong_fields(api.submit(num_frames=1, image=RED))
     assert wrong == {"num_frames": "1 frame would be the image that was given; give 5 or more"}
 
 
-def test_strength_is_that_of_the_model_for_image_to_image(
-    door: Door, editing: PlayedReplica
-) -> None:
-    assert door.submitted(image=RED)["parameters"]["strength"] == 0.8
-    assert door.submitted(image=RED, strength=0.3)["parameters"]["strength"] == 0.3
-    assert door.submitted(image=RED, mask_image=MASK)["parameters"]["strength"] is None
-    assert door.submitted()["parameters"]["strength"] is None
+def test_strength_is_that_of_the_model_for_image_to_image(api: Api, editing: PlayedReplica) -> None:
+    assert api.submitted(image=RED)["parameters"]["strength"] == 0.8
+    assert api.submitted(image=RED, strength=0.3)["parameters"]["strength"] == 0.3
+    assert api.submitted(image=RED, mask_image=MASK)["parameters"]["strength"] is None
+    assert api.submitted()["parameters"]["strength"] is None
 
 
 @pytest.mark.parametrize(
@@ -126,30 +124,30 @@ def test_strength_is_that_of_the_model_for_image_to_image(
     ],
 )
 def test_a_strength_that_makes_nothing_is_refused(
-    door: Door, editing: PlayedReplica, fields: dict[str, Any], message: str
+    api: Api, editing: PlayedReplica, fields: dict[str, Any], message: str
 ) -> None:
-    wrong = wrong_fields(door.submit(image=RED, **fields))
+    wrong = wrong_fields(api.submit(image=RED, **fields))
     assert set(wrong) == {"strength"}
     assert message in wrong["strength"]
 
 
-def test_strength_without_an_image_is_refused(door: Door, editing: PlayedReplica) -> None:
-    wrong = wrong_fields(door.submit(strength=0.5))
+def test_strength_without_an_image_is_refused(api: Api, editing: PlayedReplica) -> None:
+    wrong = wrong_fields(api.submit(strength=0.5))
     assert wrong == {"strength": "text-to-image of 'tiny' takes none; leave it out"}
 
 
-def test_a_waiting_video_can_be_changed(door: Door, film: PlayedReplica) -> None:
-    door.submitted()
-    request = door.submitted()
-    changed = door.patch(request["id"], num_frames=49, fps=None)
+def test_a_waiting_video_can_be_changed(api: Api, film: PlayedReplica) -> None:
+    api.submitted()
+    request = api.submitted()
+    changed = api.patch(request["id"], num_frames=49, fps=None)
     assert changed.status_code == 200
     assert body_of(changed)["parameters"]["num_frames"] == 49
     assert body_of(changed)["parameters"]["fps"] == 16.0
-    assert set(wrong_fields(door.patch(request["id"], num_frames=50))) == {"num_frames"}
+    assert set(wrong_fields(api.patch(request["id"], num_frames=50))) == {"num_frames"}
 
 
-def test_a_model_says_what_its_videos_can_be(door: Door, film: PlayedReplica) -> None:
-    model = body_of(door.get("/v1/models"))["data"][0]
+def test_a_model_says_what_its_videos_can_be(api: Api, film: PlayedReplica) -> None:
+    model = body_of(api.get("/v1/models"))["data"][0]
     assert model["tasks"] == ["text-to-video", "image-to-video"]
     assert (model["output_formats"], model["frames_step"]) == (["mp4"], 4)
     takes = {name for name, takes in model["takes"].items() if takes}
@@ -160,8 +158,8 @@ def test_a_model_says_what_its_videos_can_be(door: Door, film: PlayedReplica) ->
     assert (model["defaults"]["num_frames"], model["defaults"]["fps"]) == (81, 16.0)
 
 
-def test_a_model_says_what_its_edits_can_be(door: Door, editing: PlayedReplica) -> None:
-    model = body_of(door.get("/v1/models"))["data"][0]
+def test_a_model_says_what_its_edits_can_be(api: Api, editing: PlayedReplica) -> None:
+    model = body_of(api.get("/v1/models"))["data"][0]
     assert (model["output_formats"], model["frames_step"]) == (["png", "jpeg", "webp"], None)
     assert (model["takes"]["image"], model["takes"]["mask_image"]) == (True, True)
     assert (model["takes"]["strength"], model["takes"]["fps"]) == (True, False)
@@ -170,52 +168,52 @@ def test_a_model_says_what_its_edits_can_be(door: Door, editing: PlayedReplica) 
     assert "fps" not in model["defaults"]
 
 
-def test_a_video_can_be_had_whole_and_in_parts(door: Door, film: PlayedReplica) -> None:
-    url = f"/v1/requests/{door.submitted()['id']}"
+def test_a_video_can_be_had_whole_and_in_parts(api: Api, film: PlayedReplica) -> None:
+    url = f"/v1/requests/{api.submitted()['id']}"
     request = film.claim()
     data = bytes(range(256)) * 4
     name = f"{request.id}/1-0.mp4"
-    door.service.router.outputs.write(name, data)
+    api.service.outputs.write(name, data)
     digest = hashlib.sha256(data).hexdigest()
     output = Output(name, "video/mp4", 832, 480, 7, len(data), digest, 81, 16.0)
-    door.service.router.claims.finish(request, Outcome(Status.SUCCEEDED, (output,)).at(50, 50))
-    shown = body_of(door.get(url))["outputs"][0]
+    api.claims.finish(request, Outcome(Status.SUCCEEDED, (output,)).at(50, 50))
+    shown = body_of(api.get(url))["outputs"][0]
     assert (shown["media_type"], shown["num_frames"], shown["fps"]) == ("video/mp4", 81, 16.0)
 
-    whole = door.get(shown["url"])
+    whole = api.get(shown["url"])
     assert (whole.status_code, whole.mimetype, whole.data) == (200, "video/mp4", data)
     assert whole.headers["Accept-Ranges"] == "bytes"
-    part = door.get(shown["url"], Range="bytes=100-199")
+    part = api.get(shown["url"], Range="bytes=100-199")
     assert (part.status_code, part.data) == (206, data[100:200])
     assert part.headers["Content-Range"] == "bytes 100-199/1024"
-    assert door.get(shown["url"], Range="bytes=1000-").data == data[1000:]
-    other = door.get(shown["url"], Range="bytes=0-1", If_Range='"another"')
+    assert api.get(shown["url"], Range="bytes=1000-").data == data[1000:]
+    other = api.get(shown["url"], Range="bytes=0-1", If_Range='"another"')
     assert (other.status_code, other.data) == (200, data)
-    beyond = door.get(shown["url"], Range="bytes=5000-")
+    beyond = api.get(shown["url"], Range="bytes=5000-")
     assert beyond.status_code == 416
     assert error_of(beyond)["message"]
 
 
 def test_a_scheduler_that_begins_at_the_first_step_is_refused_where_a_strength_goes(
-    door: Door,
+    api: Api,
 ) -> None:
-    door.replica().load(FLOW)
-    assert door.submitted(scheduler=HEUN)["parameters"]["scheduler"] == HEUN
+    api.replica().load(FLOW)
+    assert api.submitted(scheduler=HEUN)["parameters"]["scheduler"] == HEUN
     either: tuple[dict[str, Any], ...] = ({"image": RED}, {"image": RED, "mask_image": MASK})
     for images in either:
-        wrong = wrong_fields(door.submit(scheduler=HEUN, **images))
+        wrong = wrong_fields(api.submit(scheduler=HEUN, **images))
         assert set(wrong) == {"scheduler"}
         assert "give one of FlowMatchEulerDiscreteScheduler, UniPC" in wrong["scheduler"]
-        assert door.submitted(scheduler="UniPCMultistepScheduler", **images)
-    model = body_of(door.get("/v1/models"))["data"][0]
+        assert api.submitted(scheduler="UniPCMultistepScheduler", **images)
+    model = body_of(api.get("/v1/models"))["data"][0]
     assert model["schedulers"] == list(FLOW.schedulers)
     assert model["full_run_schedulers"] == [HEUN]
 
 
-def test_a_stage_s_scheduler_that_a_task_refuses_gives_way_to_the_model_s_own(door: Door) -> None:
-    door.replica().load(FLOW)
+def test_a_stage_s_scheduler_that_a_task_refuses_gives_way_to_the_model_s_own(api: Api) -> None:
+    api.replica().load(FLOW)
     model = ServedModel("tiny", 0, FLOW, {"scheduler": HEUN})
-    settings = door.service.settings
+    settings = api.service.settings
     assert complete({}, model, settings)["scheduler"] == HEUN
     for task in ("image-to-image", "inpaint"):
         given = {"task": task, "width": 64, "height": 64}

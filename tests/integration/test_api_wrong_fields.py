@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.api_world import (
-    Door,
+    Api,
     PlayedReplica,
     body_of,
     error_of,
@@ -97,15 +97,15 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_a_wrong_field_is_named_and_nothing_is_queued(
-    door: Door, replica: PlayedReplica, field: str, value: Any
+    api: Api, replica: PlayedReplica, field: str, value: Any
 ) -> None:
-    answer = door.submit(**{field: value})
+    answer = api.submit(**{field: value})
     assert set(wrong_fields(answer)) == {field}
     error = error_of(answer)
     assert error["code"] == "invalid_parameter"
     assert error["type"] == "invalid_request_error"
     assert error["param"] == field
-    assert body_of(door.get("/v1/requests"))["data"] == []
+    assert body_of(api.get("/v1/requests"))["data"] == []
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_a_wrong_field_is_named_and_nothing_is_queued(
     ],
 )
 def test_a_wrong_metadata_entry_is_named(
-    door: Door, replica: PlayedReplica, value: dict[str, Any], path: str
+    api: Api, replica: PlayedReplica, value: dict[str, Any], path: str
 ) -> None:
-    assert list(wrong_fields(door.submit(metadata=value))) == [path]
+    assert list(wrong_fields(api.submit(metadata=value))) == [path]
 
 
-def test_the_edges_of_what_is_right_are_accepted(door: Door, replica: PlayedReplica) -> None:
+def test_the_edges_of_what_is_right_are_accepted(api: Api, replica: PlayedReplica) -> None:
     for right in (
         {"seed": 2**63 - 1},
         {"seed": 2**63 - 2, "num_outputs_per_prompt": 2},
@@ -138,14 +138,14 @@ def test_the_edges_of_what_is_right_are_accepted(door: Door, replica: PlayedRepl
         {"prompt": "ein roter Kreis, 赤い丸 🔴"},
         {"affinity_key": "🔴" * 64},
     ):
-        request = door.submitted(**right)
+        request = api.submitted(**right)
         for name, value in right.items():
             assert {**request["parameters"], **request, "expires_in": 0.5}[name] == value
-    assert set(wrong_fields(door.submit(seed=2**63 - 1, num_outputs_per_prompt=2))) == {"seed"}
+    assert set(wrong_fields(api.submit(seed=2**63 - 1, num_outputs_per_prompt=2))) == {"seed"}
 
 
-def test_all_wrong_fields_are_named_at_once(door: Door, replica: PlayedReplica) -> None:
-    answer = door.client.post(
+def test_all_wrong_fields_are_named_at_once(api: Api, replica: PlayedReplica) -> None:
+    answer = api.client.post(
         "/v1/requests",
         json={
             "width": 63,
@@ -176,9 +176,9 @@ def test_all_wrong_fields_are_named_at_once(door: Door, replica: PlayedReplica) 
 
 
 def test_a_wrong_model_is_named_with_the_known_ones_and_the_other_faults(
-    door: Door, replica: PlayedReplica
+    api: Api, replica: PlayedReplica
 ) -> None:
-    wrong = wrong_fields(door.submit(model="huge", seed="x"))
+    wrong = wrong_fields(api.submit(model="huge", seed="x"))
     assert set(wrong) == {"model", "seed"}
     assert "known are tiny" in wrong["model"]
 
@@ -193,24 +193,22 @@ def test_a_wrong_model_is_named_with_the_known_ones_and_the_other_faults(
     ],
 )
 def test_an_unknown_field_is_named_with_the_nearest_known_one(
-    door: Door, replica: PlayedReplica, given: str, meant: str
+    api: Api, replica: PlayedReplica, given: str, meant: str
 ) -> None:
     fields: dict[str, Any] = {given: 1}
-    answer = door.submit(**fields)
+    answer = api.submit(**fields)
     assert f"did you mean {meant}?" in wrong_fields(answer)[given]
     assert error_of(answer)["details"][0]["code"] == "unknown_key"
 
 
-def test_a_number_too_large_for_a_float_is_a_wrong_field(
-    door: Door, replica: PlayedReplica
-) -> None:
+def test_a_number_too_large_for_a_float_is_a_wrong_field(api: Api, replica: PlayedReplica) -> None:
     body = '{"prompt": "a", "guidance_scale": 1e999}'
-    answer = door.client.post("/v1/requests", data=body, content_type="application/json")
+    answer = api.client.post("/v1/requests", data=body, content_type="application/json")
     assert set(wrong_fields(answer)) == {"guidance_scale"}
 
 
-def test_twenty_wrong_submits_at_once_do_no_harm(door: Door, replica: PlayedReplica) -> None:
+def test_twenty_wrong_submits_at_once_do_no_harm(api: Api, replica: PlayedReplica) -> None:
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda number: door.submit(width=number), [65] * 20))
+        answers = list(pool.map(lambda number: api.submit(width=number), [65] * 20))
     assert [answer.status_code for answer in answers] == [422] * 20
-    assert door.submit().status_code == 202
+    assert api.submit().status_code == 202

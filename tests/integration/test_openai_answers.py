@@ -15,7 +15,7 @@ from werkzeug.test import TestResponse
 from routing.request import Request
 from tests.integration.api_world import (
     PIXELS,
-    Door,
+    Api,
     PlayedReplica,
     body_of,
     error_of,
@@ -30,34 +30,34 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-def editing(door: Door) -> PlayedReplica:
-    door.start()
-    replica = door.replica().load(EDITING)
+def editing(api: Api) -> PlayedReplica:
+    api.start()
+    replica = api.replica().load(EDITING)
     replica.beat(memory_bytes=300 * MIB)
     return replica
 
 
 @contextmanager
-def held(door: Door, send: Callable[[], TestResponse]) -> Iterator[Future[TestResponse]]:
+def held(api: Api, send: Callable[[], TestResponse]) -> Iterator[Future[TestResponse]]:
     """A call that waits; where the test fails it is let go."""
     with ThreadPoolExecutor() as pool:
         try:
             yield pool.submit(send)
         except BaseException:
-            door.service.held_calls.close()
+            api.service.held_calls.close()
             raise
 
 
 def served(
-    door: Door,
+    api: Api,
     replica: PlayedReplica,
     send: Callable[[], TestResponse],
     end: Callable[[Request], None] | None = None,
 ) -> tuple[TestResponse, Request]:
     """Make a call that waits, play the replica's part, and return the answer and the request."""
-    with held(door, send) as call:
+    with held(api, send) as call:
         wait_until(
-            lambda: call.done() or door.service.router.claims.waiting_at(replica.name),
+            lambda: call.done() or api.claims.waiting_at(replica.name),
             10,
             "the request",
         )
@@ -67,16 +67,16 @@ def served(
         return call.result(timeout=10), request
 
 
-def post(door: Door, path: str, **body: Any) -> Callable[[], TestResponse]:
-    return lambda: door.client.post(path, json=body)
+def post(api: Api, path: str, **body: Any) -> Callable[[], TestResponse]:
+    return lambda: api.client.post(path, json=body)
 
 
-def test_generations(door: Door, editing: PlayedReplica) -> None:
+def test_generations(api: Api, editing: PlayedReplica) -> None:
     answer, request = served(
-        door,
+        api,
         editing,
         post(
-            door,
+            api,
             "/v1/images/generations",
             prompt="a red circle",
             model="default",
@@ -102,20 +102,20 @@ def test_generations(door: Door, editing: PlayedReplica) -> None:
     assert [line.split()[0] for line in body["warnings"]] == ["user", "quality"]
 
 
-def test_urls_are_absolute_and_lead_to_the_files(door: Door, editing: PlayedReplica) -> None:
+def test_urls_are_absolute_and_lead_to_the_files(api: Api, editing: PlayedReplica) -> None:
     answer, request = served(
-        door,
+        api,
         editing,
-        post(door, "/v1/images/generations", prompt="a", response_format="url", size="auto"),
+        post(api, "/v1/images/generations", prompt="a", response_format="url", size="auto"),
     )
     url = body_of(answer)["data"][0]["url"]
     assert url == f"http://localhost/v1/requests/{request.id}/outputs/0"
-    assert door.get(url).data == PIXELS
+    assert api.get(url).data == PIXELS
 
 
-def test_edits_take_files_and_a_mask(door: Door, editing: PlayedReplica) -> None:
+def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     def send() -> TestResponse:
-        return door.client.post(
+        return api.client.post(
             "/v1/images/edits",
             data={
                 "prompt": "a red circle",
@@ -129,7 +129,7 @@ def test_edits_take_files_and_a_mask(door: Door, editing: PlayedReplica) -> None
             content_type="multipart/form-data",
         )
 
-    answer, request = served(door, editing, send)
+    answer, request = served(api, editing, send)
     assert answer.status_code == 200
     parameters = request.parameters
     assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 48, 32)
@@ -137,12 +137,12 @@ def test_edits_take_files_and_a_mask(door: Door, editing: PlayedReplica) -> None
     assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was left aside"]
 
 
-def test_several_images_are_edited_together(door: Door, editing: PlayedReplica) -> None:
+def test_several_images_are_edited_together(api: Api, editing: PlayedReplica) -> None:
     files = [(io.BytesIO(RED), "1.png"), (io.BytesIO(RED), "2.png")]
     answer, request = served(
-        door,
+        api,
         editing,
-        lambda: door.client.post(
+        lambda: api.client.post(
             "/v1/images/edits",
             data={"prompt": "a", "image[]": files},
             content_type="multipart/form-data",
@@ -153,7 +153,7 @@ def test_several_images_are_edited_together(door: Door, editing: PlayedReplica) 
     assert request.parameters.task == "image-to-image"
 
 
-def test_chat(door: Door, editing: PlayedReplica) -> None:
+def test_chat(api: Api, editing: PlayedReplica) -> None:
     content = [
         {"type": "text", "text": "a red"},
         {"type": "image_url", "image_url": {"url": data_url(RED)}},
@@ -161,10 +161,10 @@ def test_chat(door: Door, editing: PlayedReplica) -> None:
     ]
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": content}]
     answer, request = served(
-        door,
+        api,
         editing,
         post(
-            door,
+            api,
             "/v1/chat/completions",
             model="tiny",
             messages=messages,
@@ -191,15 +191,15 @@ def test_chat(door: Door, editing: PlayedReplica) -> None:
     assert body["choices"][0]["finish_reason"] == "stop"
 
 
-def test_answers_are_as_the_spec_says(door: Door, editing: PlayedReplica) -> None:
-    spec = Spec(body_of(door.get("/openapi.json")))
+def test_answers_are_as_the_spec_says(api: Api, editing: PlayedReplica) -> None:
+    spec = Spec(body_of(api.get("/openapi.json")))
     path = "/v1/images/generations"
-    answer, _ = served(door, editing, post(door, path, prompt="a"))
+    answer, _ = served(api, editing, post(api, path, prompt="a"))
     schema = spec.answer_schema("post", path, 200)
     assert schema is not None
     assert list(spec.differences(body_of(answer), schema)) == []
     path = "/v1/chat/completions"
-    answer, _ = served(door, editing, post(door, path, messages=USER))
+    answer, _ = served(api, editing, post(api, path, messages=USER))
     schema = spec.answer_schema("post", path, 200)
     assert schema is not None
     assert [
@@ -212,49 +212,49 @@ def test_answers_are_as_the_spec_says(door: Door, editing: PlayedReplica) -> Non
     [("/v1/images/generations", {"prompt": "a"}), ("/v1/chat/completions", {"messages": USER})],
 )
 def test_ends_other_than_success(
-    door: Door, editing: PlayedReplica, path: str, body: dict[str, Any]
+    api: Api, editing: PlayedReplica, path: str, body: dict[str, Any]
 ) -> None:
-    answer, request = served(door, editing, post(door, path, **body), editing.fail)
+    answer, request = served(api, editing, post(api, path, **body), editing.fail)
     assert answer.status_code == 500
     assert error_of(answer)["code"] == "generation_failed"
     assert error_of(answer)["message"] == f"Request {request.id} failed: The pipeline said no."
     assert answer.headers["X-Should-Retry"] == "false"
 
-    answer, _ = served(door, editing, post(door, path, **body), editing.stop)
+    answer, _ = served(api, editing, post(api, path, **body), editing.stop)
     assert (answer.status_code, error_of(answer)["code"]) == (409, "canceled")
     assert answer.headers["X-Should-Retry"] == "false"
 
     def crash(request: Request) -> None:
         editing.fail(request, "replica_crashed")
 
-    answer, _ = served(door, editing, post(door, path, **body), crash)
+    answer, _ = served(api, editing, post(api, path, **body), crash)
     assert (answer.status_code, error_of(answer)["code"]) == (500, "replica_crashed")
     assert answer.headers["X-Should-Retry"] == "true"
 
 
-def test_a_request_that_expires_answers_409(door: Door, editing: PlayedReplica) -> None:
-    with held(door, post(door, "/v1/images/generations", prompt="a", expires_in=0.01)) as call:
-        wait_until(door.service.router.claims.expire, 10, "the request to expire")
+def test_a_request_that_expires_answers_409(api: Api, editing: PlayedReplica) -> None:
+    with held(api, post(api, "/v1/images/generations", prompt="a", expires_in=0.01)) as call:
+        wait_until(api.claims.expire, 10, "the request to expire")
         answer = call.result(timeout=10)
     assert (answer.status_code, error_of(answer)["code"]) == (409, "expired")
 
 
-def test_one_key_is_one_request(door: Door, editing: PlayedReplica) -> None:
+def test_one_key_is_one_request(api: Api, editing: PlayedReplica) -> None:
     def send() -> TestResponse:
-        return door.client.post(
+        return api.client.post(
             "/v1/images/generations", json={"prompt": "a"}, headers={"Idempotency-Key": "k"}
         )
 
-    first, request = served(door, editing, send)
+    first, request = served(api, editing, send)
     again = send()
     assert body_of(again)["id"] == body_of(first)["id"] == request.id
 
 
-def test_a_closing_door_lets_go_and_cancels(door: Door, editing: PlayedReplica) -> None:
-    with held(door, post(door, "/v1/images/generations", prompt="a")) as call:
-        wait_until(lambda: door.service.router.claims.waiting_at(editing.name), 10, "the request")
-        door.service.held_calls.close()
+def test_a_closing_api_lets_go_and_cancels(api: Api, editing: PlayedReplica) -> None:
+    with held(api, post(api, "/v1/images/generations", prompt="a")) as call:
+        wait_until(lambda: api.claims.waiting_at(editing.name), 10, "the request")
+        api.service.held_calls.close()
         answer = call.result(timeout=10)
     assert answer.status_code == 503
     assert "Retry-After" in answer.headers
-    assert body_of(door.get("/v1/requests"))["data"][0]["status"] == "canceled"
+    assert body_of(api.get("/v1/requests"))["data"][0]["status"] == "canceled"

@@ -10,7 +10,7 @@ import pytest
 from werkzeug.test import TestResponse
 
 from tests.integration.api_world import (
-    Door,
+    Api,
     PlayedReplica,
     body_of,
     error_of,
@@ -23,33 +23,33 @@ ROUTES = ("generations", "edits", "chat", "native")
 
 
 @pytest.fixture
-def editing(door: Door) -> PlayedReplica:
+def editing(api: Api) -> PlayedReplica:
     # Nothing is held: what should be refused and is not answers 503 at once.
-    door.service.held_calls.close()
-    return door.replica().load(EDITING)
+    api.service.held_calls.close()
+    return api.replica().load(EDITING)
 
 
-def call(door: Door, route: str, **fields: Any) -> TestResponse:
+def call(api: Api, route: str, **fields: Any) -> TestResponse:
     """Send the fields by one of the calls, with what it needs besides them."""
     match route:
         case "generations":
             body = {"prompt": "a red circle", **fields}
-            return door.client.post("/v1/images/generations", json=body)
+            return api.client.post("/v1/images/generations", json=body)
         case "chat":
             body = {"messages": [{"role": "user", "content": "a red circle"}], **fields}
-            return door.client.post("/v1/chat/completions", json=body)
+            return api.client.post("/v1/chat/completions", json=body)
         case "edits":
             form = {
                 name: value if isinstance(value, str) else json.dumps(value)
                 for name, value in fields.items()
             }
             file = (io.BytesIO(RED), "red.png")
-            return door.client.post(
+            return api.client.post(
                 "/v1/images/edits",
                 data={"prompt": "a red circle", "image": file, **form},
                 content_type="multipart/form-data",
             )
-    return door.submit(**fields)
+    return api.submit(**fields)
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -73,35 +73,35 @@ def call(door: Door, route: str, **fields: Any) -> TestResponse:
     ],
 )
 def test_every_call_has_the_same_limits(
-    door: Door, editing: PlayedReplica, route: str, name: str, value: Any
+    api: Api, editing: PlayedReplica, route: str, name: str, value: Any
 ) -> None:
-    wrong = wrong_fields(call(door, route, **{name: value}))
+    wrong = wrong_fields(call(api, route, **{name: value}))
     assert set(wrong) == {"width" if name == "size" and value != "large" else name}
 
 
 @pytest.mark.parametrize("route", ROUTES[:3])
 @pytest.mark.parametrize("value", [0, 11, "a"])
 def test_n_is_checked_by_its_own_name(
-    door: Door, editing: PlayedReplica, route: str, value: Any
+    api: Api, editing: PlayedReplica, route: str, value: Any
 ) -> None:
-    assert set(wrong_fields(call(door, route, n=value))) == {"n"}
+    assert set(wrong_fields(call(api, route, n=value))) == {"n"}
 
 
 @pytest.mark.parametrize("route", ROUTES[:3])
-def test_extra_body_is_checked_too(door: Door, editing: PlayedReplica, route: str) -> None:
-    wrong = wrong_fields(call(door, route, extra_body={"num_inference_steps": 0, "sed": 1}))
+def test_extra_body_is_checked_too(api: Api, editing: PlayedReplica, route: str) -> None:
+    wrong = wrong_fields(call(api, route, extra_body={"num_inference_steps": 0, "sed": 1}))
     assert set(wrong) == {"num_inference_steps", "sed"}
-    assert set(wrong_fields(call(door, route, extra_body=[1]))) == {"extra_body"}
+    assert set(wrong_fields(call(api, route, extra_body=[1]))) == {"extra_body"}
 
 
 @pytest.mark.parametrize("route", ROUTES[:3])
-def test_a_field_in_two_places_is_malformed(door: Door, editing: PlayedReplica, route: str) -> None:
+def test_a_field_in_two_places_is_malformed(api: Api, editing: PlayedReplica, route: str) -> None:
     for fields in (
         {"seed": 1, "extra_body": {"seed": 1}},
         {"n": 1, "num_outputs_per_prompt": 1},
         {"n": 1, "extra_body": {"num_outputs_per_prompt": 1}},
     ):
-        answer = call(door, route, **fields)
+        answer = call(api, route, **fields)
         assert answer.status_code == 400, answer.json
         assert "more than once" in error_of(answer)["message"]
 
@@ -111,20 +111,20 @@ def test_a_field_in_two_places_is_malformed(door: Door, editing: PlayedReplica, 
     [("response_format", "file"), ("background", "transparent"), ("output_compression", 101)],
 )
 def test_wrong_image_fields_are_named(
-    door: Door, editing: PlayedReplica, name: str, value: Any
+    api: Api, editing: PlayedReplica, name: str, value: Any
 ) -> None:
-    assert set(wrong_fields(call(door, "generations", **{name: value}))) == {name}
+    assert set(wrong_fields(call(api, "generations", **{name: value}))) == {name}
 
 
-def test_an_edit_needs_a_picture_and_a_prompt(door: Door, editing: PlayedReplica) -> None:
-    answer = door.client.post(
+def test_an_edit_needs_a_picture_and_a_prompt(api: Api, editing: PlayedReplica) -> None:
+    answer = api.client.post(
         "/v1/images/edits", data={"size": "auto"}, content_type="multipart/form-data"
     )
     assert set(wrong_fields(answer)) == {"image", "prompt"}
 
 
-def test_the_mask_is_checked_by_its_own_name(door: Door, editing: PlayedReplica) -> None:
-    answer = door.client.post(
+def test_the_mask_is_checked_by_its_own_name(api: Api, editing: PlayedReplica) -> None:
+    answer = api.client.post(
         "/v1/images/edits",
         data={
             "prompt": "a",
@@ -172,27 +172,27 @@ def test_the_mask_is_checked_by_its_own_name(door: Door, editing: PlayedReplica)
     ],
 )
 def test_wrong_messages_are_named(
-    door: Door, editing: PlayedReplica, messages: Any, param: str
+    api: Api, editing: PlayedReplica, messages: Any, param: str
 ) -> None:
-    answer = door.client.post("/v1/chat/completions", json={"messages": messages})
+    answer = api.client.post("/v1/chat/completions", json={"messages": messages})
     assert set(wrong_fields(answer)) == {param}
 
 
-def test_a_chat_has_messages_and_no_prompt(door: Door, editing: PlayedReplica) -> None:
-    answer = door.client.post("/v1/chat/completions", json={"prompt": "a cat"})
+def test_a_chat_has_messages_and_no_prompt(api: Api, editing: PlayedReplica) -> None:
+    answer = api.client.post("/v1/chat/completions", json={"prompt": "a cat"})
     assert {"messages", "prompt"} <= set(wrong_fields(answer)) | {"prompt"}
 
 
-def test_a_chat_is_no_stream(door: Door, editing: PlayedReplica) -> None:
-    assert set(wrong_fields(call(door, "chat", stream=True))) == {"stream"}
-    # Nothing is wrong with it: the closed door lets the call go.
-    assert call(door, "chat", stream=False).status_code == 503
+def test_a_chat_is_no_stream(api: Api, editing: PlayedReplica) -> None:
+    assert set(wrong_fields(call(api, "chat", stream=True))) == {"stream"}
+    # Nothing is wrong with it: the closed API lets the call go.
+    assert call(api, "chat", stream=False).status_code == 503
 
 
 @pytest.mark.parametrize("route", ROUTES[:2])
-def test_streams_of_pictures_are_checked(door: Door, editing: PlayedReplica, route: str) -> None:
+def test_streams_of_pictures_are_checked(api: Api, editing: PlayedReplica, route: str) -> None:
     for right in ({"stream": True}, {"stream": False, "partial_images": 0}):
-        assert call(door, route, **right).status_code == 503
+        assert call(api, route, **right).status_code == 503
     for name, wrong in (
         ("stream", {"stream": "yes"}),
         ("partial_images", {"stream": True, "partial_images": 4}),
@@ -202,19 +202,19 @@ def test_streams_of_pictures_are_checked(door: Door, editing: PlayedReplica, rou
         ("preview", {"stream": True, "partial_images": 2, "preview": False}),
         ("response_format", {"stream": True, "response_format": "url"}),
     ):
-        assert set(wrong_fields(call(door, route, **wrong))) == {name}
+        assert set(wrong_fields(call(api, route, **wrong))) == {name}
 
 
-def test_a_model_that_makes_videos_makes_no_pictures(door: Door) -> None:
-    door.service.held_calls.close()
-    door.replica().load(VIDEO)
-    wrong = wrong_fields(call(door, "generations"))
+def test_a_model_that_makes_videos_makes_no_pictures(api: Api) -> None:
+    api.service.held_calls.close()
+    api.replica().load(VIDEO)
+    wrong = wrong_fields(call(api, "generations"))
     assert wrong == {
         "model": "'tiny' makes no pictures; its tasks are text-to-video, image-to-video"
     }
 
 
-def test_nothing_that_is_refused_is_queued(door: Door, editing: PlayedReplica) -> None:
+def test_nothing_that_is_refused_is_queued(api: Api, editing: PlayedReplica) -> None:
     for route in ROUTES:
-        call(door, route, num_inference_steps=0)
-    assert body_of(door.get("/v1/requests"))["data"] == []
+        call(api, route, num_inference_steps=0)
+    assert body_of(api.get("/v1/requests"))["data"] == []

@@ -13,7 +13,7 @@ import pytest
 
 from routing.replica import ReplicaState
 from routing.request import Request, Status
-from tests.integration.api_world import ABILITIES, PIXELS, Door, PlayedReplica, error_of
+from tests.integration.api_world import ABILITIES, PIXELS, Api, PlayedReplica, error_of
 from tests.integration.event_reader import EventReader, reading
 from tests.pictures import picture
 from tests.waiting import wait_until
@@ -24,26 +24,26 @@ STEPS = 20
 
 
 @pytest.fixture
-def showing(door: Door) -> PlayedReplica:
-    door.start()
-    return door.replica().load(SHOWING)
+def showing(api: Api) -> PlayedReplica:
+    api.start()
+    return api.replica().load(SHOWING)
 
 
 @contextmanager
-def streaming(door: Door, path: str = GENERATIONS, **fields: Any) -> Iterator[EventReader]:
+def streaming(api: Api, path: str = GENERATIONS, **fields: Any) -> Iterator[EventReader]:
     body: dict[str, Any] = {"prompt": "a red circle", "stream": True, **fields}
     if path == EDITS:
         form = {name: str(value).lower() for name, value in body.items()}
         file = (io.BytesIO(picture(48, 32)), "red.png")
-        answer = door.client.post(path, data={**form, "image": file}, buffered=False)
+        answer = api.client.post(path, data={**form, "image": file}, buffered=False)
     else:
-        answer = door.client.post(path, json=body, buffered=False)
+        answer = api.client.post(path, json=body, buffered=False)
     with reading(answer) as events:
         yield events
 
 
-def show(door: Door, request: Request, step: int) -> None:
-    claims = door.service.router.claims
+def show(api: Api, request: Request, step: int) -> None:
+    claims = api.claims
     claims.progress(request, step, STEPS, 0.5)
     claims.preview(request, step, f"step {step}".encode())
 
@@ -52,14 +52,14 @@ def show(door: Door, request: Request, step: int) -> None:
     ("path", "kind"), [(GENERATIONS, "image_generation"), (EDITS, "image_edit")]
 )
 def test_previews_come_first_and_then_the_picture(
-    door: Door, showing: PlayedReplica, path: str, kind: str
+    api: Api, showing: PlayedReplica, path: str, kind: str
 ) -> None:
-    with streaming(door, path, partial_images=2, size="96x64", quality="high") as events:
+    with streaming(api, path, partial_images=2, size="96x64", quality="high") as events:
         request = showing.claim()
         assert request.parameters.preview
-        show(door, request, 2)  # too early for one of two
+        show(api, request, 2)  # too early for one of two
         for index, step in enumerate((7, 14)):
-            show(door, request, step)
+            show(api, request, step)
             partial = events.next()
             assert partial.name == partial.data.pop("type") == f"{kind}.partial_image"
             assert base64.b64decode(partial.data.pop("b64_json")) == f"step {step}".encode()
@@ -71,7 +71,7 @@ def test_previews_come_first_and_then_the_picture(
                 "quality": "high",
                 "background": "opaque",
             }
-        show(door, request, 18)
+        show(api, request, 18)
         showing.succeed(request)
         (completed,) = events.rest()
     assert completed.name == completed.data["type"] == f"{kind}.completed"
@@ -84,8 +84,8 @@ def test_previews_come_first_and_then_the_picture(
     assert completed.data["warnings"] == ["quality has no meaning here and was left aside"]
 
 
-def test_each_picture_has_an_event(door: Door, showing: PlayedReplica) -> None:
-    with streaming(door, n=2, seed=5) as events:
+def test_each_picture_has_an_event(api: Api, showing: PlayedReplica) -> None:
+    with streaming(api, n=2, seed=5) as events:
         request = showing.claim()
         assert not request.parameters.preview
         showing.succeed(request)
@@ -97,9 +97,9 @@ def test_each_picture_has_an_event(door: Door, showing: PlayedReplica) -> None:
     ]
 
 
-def test_a_model_without_previews_says_so(door: Door) -> None:
-    replica = door.start().replica().load()
-    with streaming(door, partial_images=3) as events:
+def test_a_model_without_previews_says_so(api: Api) -> None:
+    replica = api.start().replica().load()
+    with streaming(api, partial_images=3) as events:
         request = replica.claim()
         assert not request.parameters.preview
         replica.succeed(request)
@@ -109,8 +109,8 @@ def test_a_model_without_previews_says_so(door: Door) -> None:
     ]
 
 
-def test_an_end_other_than_success_is_an_event(door: Door, showing: PlayedReplica) -> None:
-    with streaming(door) as events:
+def test_an_end_other_than_success_is_an_event(api: Api, showing: PlayedReplica) -> None:
+    with streaming(api) as events:
         request = showing.claim()
         showing.fail(request)
         (error,) = events.rest()
@@ -121,64 +121,62 @@ def test_an_end_other_than_success_is_an_event(door: Door, showing: PlayedReplic
         "param": None,
         "code": "generation_failed",
     }
-    with streaming(door) as events:
+    with streaming(api) as events:
         showing.stop(showing.claim())
         (error,) = events.rest()
     assert error.data["error"]["code"] == "canceled"
 
 
-def test_a_request_removed_meanwhile_is_an_event(door: Door, showing: PlayedReplica) -> None:
-    with streaming(door) as events:
+def test_a_request_removed_meanwhile_is_an_event(api: Api, showing: PlayedReplica) -> None:
+    with streaming(api) as events:
         request = showing.claim()
-        assert door.delete(f"/v1/requests/{request.id}").status_code == 204
+        assert api.delete(f"/v1/requests/{request.id}").status_code == 204
         showing.stop(request)
         (error,) = events.rest()
     assert error.data["error"]["code"] == "not_found"
 
 
-def test_a_closing_door_says_so_and_cancels(door: Door, showing: PlayedReplica) -> None:
-    with streaming(door) as events:
+def test_a_closing_api_says_so_and_cancels(api: Api, showing: PlayedReplica) -> None:
+    with streaming(api) as events:
         request = showing.claim()
-        door.service.held_calls.close()
+        api.service.held_calls.close()
         (error,) = events.rest()
     assert error.data["error"]["code"] == "unavailable"
-    assert door.service.router.store.get(request.id).cancel
+    assert api.service.records.get(request.id).cancel
 
 
-def test_a_client_that_goes_cancels(door: Door, showing: PlayedReplica) -> None:
-    with streaming(door, partial_images=1) as events:
+def test_a_client_that_goes_cancels(api: Api, showing: PlayedReplica) -> None:
+    with streaming(api, partial_images=1) as events:
         request = showing.claim()
-        show(door, request, 10)
+        show(api, request, 10)
         events.next()
-    assert door.service.router.store.get(request.id).cancel
+    assert api.service.records.get(request.id).cancel
     showing.stop(request)
-    with streaming(door):
-        waiting = wait_until(
-            lambda: door.service.router.claims.waiting_at(showing.name), 10, "the request"
-        )
-    assert door.service.router.store.get(waiting[0].id).status is Status.CANCELED
+    with streaming(api):
+        waiting = wait_until(lambda: api.claims.waiting_at(showing.name), 10, "the request")
+    assert api.service.records.get(waiting[0].id).status is Status.CANCELED
 
 
-def test_what_is_wrong_before_the_stream_has_its_status(door: Door, showing: PlayedReplica) -> None:
+def test_what_is_wrong_before_the_stream_has_its_status(api: Api, showing: PlayedReplica) -> None:
     body = {"prompt": "a", "stream": True, "partial_images": 1}
     key = {"Idempotency-Key": "k"}
-    with reading(door.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
+    with reading(api.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
         showing.fail(showing.claim())
         assert [event.name for event in events.rest()] == ["error"]
-    again = door.client.post(GENERATIONS, json=body, headers=key)
+    again = api.client.post(GENERATIONS, json=body, headers=key)
     assert (again.status_code, error_of(again)["code"]) == (500, "generation_failed")
     showing.beat(ReplicaState.DRAINING)
-    refused = door.client.post(GENERATIONS, json=body)
+    refused = api.client.post(GENERATIONS, json=body)
     assert (refused.status_code, error_of(refused)["code"]) == (503, "no_ready_replica")
 
 
-def test_with_a_key_it_outlives_its_client(door: Door, showing: PlayedReplica) -> None:
+def test_with_a_key_it_outlives_its_client(api: Api, showing: PlayedReplica) -> None:
     body = {"prompt": "a", "stream": True}
     key = {"Idempotency-Key": "k"}
-    with reading(door.client.post(GENERATIONS, json=body, headers=key, buffered=False)):
+    with reading(api.client.post(GENERATIONS, json=body, headers=key, buffered=False)):
         request = showing.claim()
-    assert not door.service.router.store.get(request.id).cancel
+    assert not api.service.records.get(request.id).cancel
     showing.succeed(request)
-    with reading(door.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
+    with reading(api.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
         (completed,) = events.rest()
     assert completed.data["id"] == request.id

@@ -92,7 +92,7 @@ def test_a_store_that_has_room_again_in_time_takes_it(tmp_path: Path, recovers_a
     assert files == {"req_1/1-0.png": 4 * LIMIT, "req_2/1-0.png": 1000}
 
 
-def test_of_several_outputs_none_stays_where_one_can_not_be_stored(
+def test_of_several_outputs_none_stays_where_one_cannot_be_stored(
     world: World, tmp_path: Path
 ) -> None:
     folder = tmp_path / "several"

@@ -15,10 +15,11 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from configs.errors import NotFound
 from configs.settings import Settings
 from routing.broker import Broker
-from routing.connection import DOOR_ANSWER_S, DOOR_CONNECT_S, connect
+from routing.connection import API_ANSWER_S, API_CONNECT_S, connect
 from routing.request import Status
-from tests.integration.api_world import Door, body_of, error_of
-from tests.integration.conftest import OpenDoor
+from routing.router import Router
+from tests.integration.api_world import Api, body_of, error_of
+from tests.integration.conftest import ApiOpener
 from tests.integration.routing_world import World
 from tests.network import mute_port, swallowing_port
 from tests.redis_server import RedisServer, free_port
@@ -35,10 +36,10 @@ def _refusing_port() -> Iterator[int]:
     yield free_port()
 
 
-def _refused(door: Door) -> float:
+def _refused(api: Api) -> float:
     """Submit in vain; return the seconds that took."""
     started = time.monotonic()
-    answer = door.submit()
+    answer = api.submit()
     took = time.monotonic() - started
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "store_unavailable"
@@ -53,44 +54,44 @@ def own_settings(own_redis: RedisServer, api_settings: Settings) -> Settings:
 
 @pytest.mark.parametrize("away", [_refusing_port, mute_port, swallowing_port])
 def test_a_submit_is_answered_in_time_where_redis_never_was(
-    api_settings: Settings, open_door: OpenDoor, away: Away
+    api_settings: Settings, open_api: ApiOpener, away: Away
 ) -> None:
     with away() as port:
-        door = open_door(replace(api_settings, redis_url=f"redis://127.0.0.1:{port}/0"))
-        assert any(_refused(door) < PROMISED_S for _ in range(TRIES))
+        api = open_api(replace(api_settings, redis_url=f"redis://127.0.0.1:{port}/0"))
+        assert any(_refused(api) < PROMISED_S for _ in range(TRIES))
 
 
 def test_a_submit_is_answered_in_time_while_redis_hangs_and_all_is_well_after(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
-    door = open_door(own_settings).start()
-    replica = door.replica().load()
-    before = door.submitted()["id"]
+    api = open_api(own_settings).start()
+    replica = api.replica().load()
+    before = api.submitted()["id"]
 
     def in_time() -> bool:
         """By a connection that stood before, and by new ones."""
         own_redis.freeze()
-        seconds = [_refused(door), _refused(door)]
+        seconds = [_refused(api), _refused(api)]
         own_redis.thaw()
-        wait_until(lambda: door.submit().status_code == 202, BACK_S, "a submit after the thaw")
+        wait_until(lambda: api.submit().status_code == 202, BACK_S, "a submit after the thaw")
         return max(seconds) < PROMISED_S
 
     assert any(in_time() for _ in range(TRIES))
-    held = door.get(f"/v1/requests/{before}")
+    held = api.get(f"/v1/requests/{before}")
     assert body_of(held)["status"] == "queued"
     replica.succeed(replica.claim())
-    assert body_of(door.get(f"/v1/requests/{before}", Prefer="wait=20"))["status"] == "succeeded"
+    assert body_of(api.get(f"/v1/requests/{before}", Prefer="wait=20"))["status"] == "succeeded"
 
 
 def test_a_held_call_outlives_redis_hanging(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
-    door = open_door(own_settings).start()
-    replica = door.replica().load()
-    request_id = door.submitted()["id"]
+    api = open_api(own_settings).start()
+    replica = api.replica().load()
+    request_id = api.submitted()["id"]
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(door.get, f"/v1/requests/{request_id}", Prefer="wait=50")
-        wait_until(lambda: door.service.held_calls.count == 1, BACK_S, "the call to be held")
+        held = pool.submit(api.get, f"/v1/requests/{request_id}", Prefer="wait=50")
+        wait_until(lambda: api.service.held_calls.count == 1, BACK_S, "the call to be held")
         own_redis.freeze()
         # The reader of changes gives its connection up meanwhile, and finds a new one.
         until = time.monotonic() + 3
@@ -101,61 +102,61 @@ def test_a_held_call_outlives_redis_hanging(
 
 
 def test_a_submit_that_waits_is_answered_though_redis_went_away(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
     """It was accepted, and nothing may take that back."""
-    door = open_door(own_settings).start()
-    door.replica().load()
+    api = open_api(own_settings).start()
+    api.replica().load()
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(door.submit, {"Prefer": "wait=3"})
-        wait_until(lambda: door.service.held_calls.count == 1, BACK_S, "the call to be held")
+        held = pool.submit(api.submit, {"Prefer": "wait=3"})
+        wait_until(lambda: api.service.held_calls.count == 1, BACK_S, "the call to be held")
         own_redis.stop()
         answer = held.result(BACK_S)
     assert (answer.status_code, body_of(answer)["status"]) == (202, "queued")
 
 
 def test_redis_that_went_and_came_back_serves_again(
-    own_redis: RedisServer, own_settings: Settings, open_door: OpenDoor
+    own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
-    door = open_door(own_settings)
-    door.replica().load()
-    door.submitted()
+    api = open_api(own_settings)
+    api.replica().load()
+    api.submitted()
     own_redis.stop()
-    _refused(door)
+    _refused(api)
     own_redis.start()
-    door.replica().load()
-    assert door.submit().status_code == 202
+    api.replica().load()
+    assert api.submit().status_code == 202
 
 
 def test_what_was_recorded_though_its_answer_got_lost_is_withdrawn(
     own_redis: RedisServer, own_settings: Settings
 ) -> None:
     """Redis does what it was told before it hung; the client was told 503."""
-    world = World(own_settings, connect(own_redis.url, DOOR_CONNECT_S, DOOR_ANSWER_S))
+    world = World(own_settings, connect(own_redis.url, API_CONNECT_S, API_ANSWER_S))
     world.start("replica0")
     kept = world.submit()
     lost, named = world.submission(), world.submission(idempotency_key="mine", fingerprint="f")
-    other = World(own_settings, connect(own_redis.url, DOOR_CONNECT_S, DOOR_ANSWER_S))
+    other = World(own_settings, connect(own_redis.url, API_CONNECT_S, API_ANSWER_S))
     other.redis.ping()  # each has a connection that stands
     own_redis.freeze()
-    for door, new in ((world, lost), (other, named)):
+    for api, new in ((world, lost), (other, named)):
         with pytest.raises(RedisTimeout):
-            door.router.submit(new)
+            api.router.submit(new)
     own_redis.thaw()
     wait_until(lambda: _is_recorded(world, lost.id), BACK_S, "the lost submit to be recorded")
     wait_until(lambda: _is_recorded(world, named.id), BACK_S, "the named one too")
     world.router.withdraw()
     assert not _is_recorded(world, lost.id)
-    assert {request.id for request in world.router.claims.waiting_at("replica0")} == {
+    assert {request.id for request in world.claims.waiting_at("replica0")} == {
         kept.id,
         named.id,
     }
-    again = world.router.store.submit(replace(named, id="req_another"))
+    again = world.records.submit(replace(named, id="req_another"))
     assert (again.created, again.request.id) == (False, named.id)
-    for router in (world.router, other.router):
-        router.withdraw()
-        assert router.unanswered.all() == []
-        router.broker.close()
+    for each in (world, other):
+        each.router.withdraw()
+        assert each.lost.all() == []
+        each.broker.close()
     assert _is_recorded(world, named.id)
 
 
@@ -163,21 +164,21 @@ def test_a_submit_that_never_got_there_leaves_no_files(
     settings: Settings, redis_client: Redis
 ) -> None:
     world = World(settings, redis_client)
-    world.router.outputs.write("req_lost/input-0.png", b"png")
-    world.router.unanswered.add("req_lost", has_key=True)
+    world.outputs.write("req_lost/input-0.png", b"png")
+    world.lost.add("req_lost", has_key=True)
     world.router.withdraw()
-    assert world.router.outputs.names("req_lost") != []  # it may be recorded yet
+    assert world.outputs.names("req_lost") != []  # it may be recorded yet
     world.clock.forward(300)
     world.router.withdraw()
-    assert world.router.outputs.names("req_lost") == []
-    assert world.router.unanswered.all() == []
+    assert world.outputs.names("req_lost") == []
+    assert world.lost.all() == []
 
 
 def test_a_submit_may_reach_redis_long_after_its_client_was_refused(
     own_redis: RedisServer, own_settings: Settings
 ) -> None:
     """It lay in the socket of a Redis that hung for longer than lost submits are remembered."""
-    world = World(own_settings, connect(own_redis.url, DOOR_CONNECT_S, DOOR_ANSWER_S))
+    world = World(own_settings, connect(own_redis.url, API_CONNECT_S, API_ANSWER_S))
     world.start("replica0")
     world.submit()  # Redis knows the script, and will run it
     lost = world.submission()
@@ -187,17 +188,17 @@ def test_a_submit_may_reach_redis_long_after_its_client_was_refused(
     world.clock.forward(3600)
     with pytest.raises(RedisTimeout):
         world.router.withdraw()
-    assert [each.is_old for each in world.router.unanswered.all()] == [False]
+    assert [each.is_old for each in world.lost.all()] == [False]
     own_redis.thaw()
     world.router.withdraw()  # Redis may get to this before it gets to the submit
     wait_until(
-        lambda: world.router.unanswered.all() == [] or _is_recorded(world, lost.id),
+        lambda: world.lost.all() == [] or _is_recorded(world, lost.id),
         BACK_S,
         "the lost submit to be recorded, or withdrawn already",
     )
     world.router.withdraw()
     assert not _is_recorded(world, lost.id)
-    world.router.broker.close()
+    world.broker.close()
 
 
 def _is_recorded(world: World, request_id: str) -> bool:
@@ -215,9 +216,9 @@ def test_the_same_submit_sent_twice_by_the_connection_is_one_request(
     world.start("replica0")
     world.start("replica1")
     new = world.submission()
-    first, again = world.router.store.submit(new), world.router.store.submit(new)
+    first, again = world.records.submit(new), world.records.submit(new)
     assert first.request == again.request
-    lines = [world.router.claims.waiting_at(name) for name in ("replica0", "replica1")]
+    lines = [world.claims.waiting_at(name) for name in ("replica0", "replica1")]
     assert sum(len(line) for line in lines) == 1
 
 
@@ -230,7 +231,7 @@ def test_a_wake_up_that_does_not_get_through_loses_nothing(
     world.start("replica0")
     with away() as port:
         broker = Broker(replace(settings, redis_url=f"redis://127.0.0.1:{port}/0"))
-        router = replace(world.router, broker=broker)
+        router = Router(world.settings, world.redis, broker, world.clock)
 
         def in_time() -> bool:
             started = time.monotonic()
@@ -248,7 +249,7 @@ def test_messages_do_not_pile_up_where_requests_come_and_go(world_of_one: World)
     """A wake-up is sent only where there are fewer messages than waiting requests."""
     for _ in range(50):
         accepted = world_of_one.router.submit(world_of_one.submission())
-        world_of_one.router.store.cancel(accepted.request.id)
+        world_of_one.records.cancel(accepted.request.id)
     prefix = world_of_one.settings.redis_prefix
     assert world_of_one.redis.llen(f"{prefix}replica0") == 1
     for _ in range(3):
@@ -261,4 +262,4 @@ def world_of_one(settings: Settings, redis_client: Redis) -> Iterator[World]:
     world = World(settings, redis_client)
     world.start("replica0")
     yield world
-    world.router.broker.close()
+    world.broker.close()

@@ -25,7 +25,7 @@ BACK_S = 40.0
 
 
 def _records_and_messages_get_there(settings: Settings) -> None:
-    """Write as the door does, and read as a worker does."""
+    """Write as the API does, and read as a worker does."""
     client = connect(settings.redis_url)
     assert client.set(f"{settings.redis_prefix}probe", "1")
     assert client.get(f"{settings.redis_prefix}probe") == "1"

@@ -38,11 +38,11 @@ def test_handing_back_blames_nobody(world: World) -> None:
     claimed = world.claim("replica0")
     assert claimed is not None
     world.start("replica1")
-    move = world.router.claims.hand_back(claimed)
+    move = world.claims.hand_back(claimed)
     assert move is not None
     assert (move.replica, move.attempt) == ("replica1", 2)
     assert world.get(request.id).crashes == 0
-    assert world.router.claims.hand_back(claimed) is None
+    assert world.claims.hand_back(claimed) is None
 
 
 def test_what_was_in_a_crash_runs_alone_so_that_no_neighbour_is_blamed(world: World) -> None:
@@ -56,7 +56,7 @@ def test_what_was_in_a_crash_runs_alone_so_that_no_neighbour_is_blamed(world: Wo
     assert alone is not None
     assert alone.id == poison.id
     with pytest.raises(MustRunAlone):
-        world.router.claims.claim("replica0", world.incarnations["replica0"])
+        world.claims.claim("replica0", world.incarnations["replica0"])
     world.start("replica0")
     world.sweep.run()
     crashes = [world.get(request.id).crashes for request in (poison, neighbour, other)]
@@ -86,7 +86,7 @@ def test_a_crash_in_company_ends_nobody_and_one_alone_does(
     world.start("replica0")
     # The sweep may die between the two, and another one do the rest.
     assert claims[0] is not None
-    assert world.router.claims.move_crashed(claims[0]) is not None
+    assert world.claims.move_crashed(claims[0]) is not None
     world.sweep.run()
     assert _blamed(world, *requests) == [(Status.QUEUED, 1)] * 3
     for _ in range(max(1, max_attempts - 1)):
@@ -120,11 +120,11 @@ def test_who_is_canceled_in_a_crash_was_company_all_the_same(
     world.start("replica0")
     requests = [world.submit(), world.submit()]
     claims = [world.claim("replica0") for _ in requests]
-    world.router.store.cancel(requests[0].id)
+    world.records.cancel(requests[0].id)
     world.start("replica0")
     for claimed in claims:
         assert claimed is not None
-        world.router.claims.move_crashed(claimed)
+        world.claims.move_crashed(claimed)
     assert _blamed(world, *requests) == [(Status.CANCELED, 0), (Status.QUEUED, 1)]
 
 
@@ -133,13 +133,13 @@ def test_a_suspect_runs_alone_and_is_not_blamed(world: World) -> None:
     suspect, other = world.submit(), world.submit()
     claimed = world.claim("replica0")
     assert claimed is not None
-    assert world.router.claims.hand_back(claimed, suspect=True) is not None
+    assert world.claims.hand_back(claimed, suspect=True) is not None
     beside = world.claim("replica0")
     assert beside is not None
     assert beside.id == suspect.id
     assert world.get(suspect.id).crashes == 0
     assert world.claim("replica0") is None
-    world.router.claims.finish(beside, Outcome(Status.CANCELED))
+    world.claims.finish(beside, Outcome(Status.CANCELED))
     first = world.claim("replica0")
     assert first is not None
     assert first.id == other.id

@@ -14,7 +14,7 @@ from tests.integration.routing_world import SUCCESS, World
 def test_cancel_of_a_waiting_request_is_final_at_once(world: World) -> None:
     world.start("replica0")
     request, other = world.submit(), world.submit()
-    assert world.router.store.cancel(request.id) is CancelAnswer.CANCELED
+    assert world.records.cancel(request.id) is CancelAnswer.CANCELED
     assert world.get(request.id).status is Status.CANCELED
     claimed = world.claim("replica0")
     assert claimed is not None
@@ -26,19 +26,19 @@ def test_cancel_of_a_running_request_is_a_wish_its_replica_reads(world: World) -
     request = world.submit()
     claimed = world.claim("replica0")
     assert claimed is not None
-    assert world.router.store.cancel(request.id) is CancelAnswer.STOPPING
-    signals = world.router.claims.progress(claimed, 1, 4, 0.1)
+    assert world.records.cancel(request.id) is CancelAnswer.STOPPING
+    signals = world.claims.progress(claimed, 1, 4, 0.1)
     assert signals is not None
     assert signals.cancel
-    assert world.router.claims.finish(claimed, Outcome(Status.CANCELED))
-    assert world.router.store.cancel(request.id) is CancelAnswer.TERMINAL
+    assert world.claims.finish(claimed, Outcome(Status.CANCELED))
+    assert world.records.cancel(request.id) is CancelAnswer.TERMINAL
 
 
 def test_a_cancel_written_while_the_replica_is_dead_holds_when_it_comes_back(world: World) -> None:
     world.start("replica0")
     request = world.submit()
     assert world.claim("replica0") is not None
-    world.router.store.cancel(request.id)
+    world.records.cancel(request.id)
     world.start("replica0")
     world.sweep.run()
     assert world.get(request.id).status is Status.CANCELED
@@ -55,12 +55,12 @@ def test_a_cancel_that_was_answered_holds_though_the_run_had_done_its_last_step(
     request, other = world.submit(), world.submit()
     claimed = world.claim("replica0")
     assert claimed is not None
-    assert world.router.store.cancel(request.id) is CancelAnswer.STOPPING
+    assert world.records.cancel(request.id) is CancelAnswer.STOPPING
     for _ in range(2):  # its answer may get lost
-        assert world.router.claims.finish(claimed, outcome) is False
+        assert world.claims.finish(claimed, outcome) is False
     record = world.get(request.id)
     assert (record.status, record.outputs, record.error) == (Status.CANCELED, (), None)
-    replica = world.router.registry.get("replica0")
+    replica = world.registry.get("replica0")
     assert replica is not None
     assert (replica.running, replica.completed, replica.failed) == (0, 0, 0)
     assert world.run("replica0", 1.0).id == other.id
@@ -89,10 +89,10 @@ def test_a_running_request_that_is_removed_is_gone_at_once_and_leaves_nothing_la
     world.router.remove(request.id)
     with pytest.raises(NotFound):
         world.get(request.id)
-    assert list(world.router.lists.newest()) == []
-    signals = world.router.claims.progress(claimed, 1, 4, 0.1)
+    assert list(world.records.newest()) == []
+    signals = world.claims.progress(claimed, 1, 4, 0.1)
     assert signals is not None
     assert signals.cancel
     # It may still have succeeded in that instant: its replica is told to remove the files.
-    assert world.router.claims.finish(claimed, SUCCESS) is False
+    assert world.claims.finish(claimed, SUCCESS) is False
     assert not world.redis.exists(f"{world.settings.redis_prefix}request:{request.id}")

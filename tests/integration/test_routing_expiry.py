@@ -44,9 +44,7 @@ def test_a_request_that_has_begun_once_does_not_expire_on_its_next_attempt(world
 def test_an_edit_of_expires_in_moves_the_moment(world: World) -> None:
     world.start("replica0")
     request = world.submit(expires_in=5.0)
-    world.router.store.edit(
-        request, request.parameters, request.priority, timeout=None, expires_in=60.0
-    )
+    world.records.edit(request, request.parameters, request.priority, timeout=None, expires_in=60.0)
     world.clock.forward(6)
     world.sweep.run()
     assert world.get(request.id).status is Status.QUEUED

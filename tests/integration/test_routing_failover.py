@@ -85,22 +85,22 @@ def test_draining_moves_what_waits_and_keeps_what_runs(world: World) -> None:
     running, waiting = world.submit(), world.submit()
     assert world.claim("replica0") is not None
     world.start("replica1")
-    drained = world.router.rotation.drain("replica0", 5)
+    drained = world.router.drain("replica0", 5)
     assert drained.state is ReplicaState.DRAINING
     assert world.get(running.id).status is Status.RUNNING
     assert world.get(waiting.id).replica == "replica1"
     assert world.beat("replica0") is ReplicaState.DRAINING
     assert {world.submit().replica for _ in range(3)} == {"replica1"}
-    assert world.router.rotation.resume("replica0").state is ReplicaState.READY
+    assert world.router.resume("replica0").state is ReplicaState.READY
     assert {world.submit().replica for _ in range(3)} == {"replica0", "replica1"}
 
 
 def test_a_drained_replica_starts_nothing_even_where_it_is_the_only_one(world: World) -> None:
     world.start("replica0")
     request = world.submit()
-    world.router.rotation.drain("replica0", 5)
+    world.router.drain("replica0", 5)
     assert world.claim("replica0") is None
-    world.router.rotation.resume("replica0")
+    world.router.resume("replica0")
     claimed = world.claim("replica0")
     assert claimed is not None
     assert claimed.id == request.id
@@ -118,7 +118,7 @@ def test_an_older_process_of_the_same_name_learns_that_it_is_superseded(world: W
     newer = world.start("replica0")
     world.incarnations["replica0"] = former
     assert world.beat("replica0") is ReplicaState.GONE
-    replica = world.router.registry.get("replica0")
+    replica = world.registry.get("replica0")
     assert replica is not None
     assert replica.heartbeat.incarnation == newer
     assert replica.restarts == 1
@@ -128,7 +128,7 @@ def test_a_replica_long_gone_is_forgotten(world: World) -> None:
     world.start("replica0")
     world.clock.forward(3601)
     world.sweep.run()
-    assert world.router.registry.all() == []
+    assert world.registry.all() == []
 
 
 def test_what_is_moved_keeps_its_place_by_priority_and_age(world: World) -> None:

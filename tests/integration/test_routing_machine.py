@@ -15,7 +15,8 @@ from redis import Redis
 
 from configs.errors import Conflict, IdempotencyMismatch, NotFound
 from configs.settings import Settings
-from routing.replica import ReplicaState, Wish
+from routing.keys import Keys
+from routing.replica import Command, ReplicaState
 from routing.request import Failure, Outcome, Output, Priority, Request, Status
 from tests.integration.routing_world import MODEL, World, parameters
 
@@ -45,6 +46,7 @@ class RecordMachine(RuleBasedStateMachine):
             self.base, redis_prefix=prefix, routing_policy=self.policy, max_attempts=self.attempts
         )
         self.world = World(own, self.redis)
+        self.redis_keys = Keys(prefix)
         self.keys: dict[str, tuple[str, str]] = {}
         for name in REPLICAS:
             self.world.start(name)
@@ -84,9 +86,9 @@ class RecordMachine(RuleBasedStateMachine):
         known = self.keys.get(key)
         if known is not None and known[0] in self.alive and known[1] != body:
             with pytest.raises(IdempotencyMismatch):
-                self.world.router.store.submit(new)
+                self.world.records.submit(new)
             return multiple()
-        accepted = self.world.router.store.submit(new)
+        accepted = self.world.records.submit(new)
         if known is not None and known[0] in self.alive:
             assert (accepted.created, accepted.request.id) == (False, known[0])
             return multiple()
@@ -104,7 +106,7 @@ class RecordMachine(RuleBasedStateMachine):
     def finish(self, claimed: Request, outcome: Outcome) -> None:
         """Also finishes what was finished, moved or removed before: that must count for nothing."""
         before = self.world.get(claimed.id) if claimed.id in self.alive else None
-        holds = self.world.router.claims.finish(claimed, outcome)
+        holds = self.world.claims.finish(claimed, outcome)
         if before is not None and before.is_terminal:
             # Only the same outcome of the same claim, sent again, is told that it holds.
             same = (before.status, before.attempt, before.owner)
@@ -114,23 +116,23 @@ class RecordMachine(RuleBasedStateMachine):
 
     @rule(claimed=claims, suspect=st.booleans())
     def hand_back(self, claimed: Request, suspect: bool) -> None:
-        self.world.router.claims.hand_back(claimed, suspect=suspect)
+        self.world.claims.hand_back(claimed, suspect=suspect)
 
     @rule(claimed=claims)
     def blame(self, claimed: Request) -> None:
         """Its replica says itself that the only request it ran has broken it."""
-        self.world.router.claims.move_crashed(claimed)
+        self.world.claims.move_crashed(claimed)
 
     @rule(claimed=claims, step=st.integers(0, 4))
     def progress(self, claimed: Request, step: int) -> None:
-        signals = self.world.router.claims.progress(claimed, step, 4, 0.1)
+        signals = self.world.claims.progress(claimed, step, 4, 0.1)
         if signals is not None:
             assert self.world.redis.hget(self._key(claimed.id), "owner") == claimed.owner
 
     @rule(request_id=requests)
     def cancel(self, request_id: str) -> None:
         if request_id in self.alive:
-            self.world.router.store.cancel(request_id)
+            self.world.records.cancel(request_id)
 
     @rule(
         request_id=requests,
@@ -147,9 +149,9 @@ class RecordMachine(RuleBasedStateMachine):
         if request.status is not Status.QUEUED:
             stale = dataclasses.replace(request, status=Status.QUEUED)
             with pytest.raises(Conflict):
-                self.world.router.store.edit(stale, parameters(), priority, timeout=None)
+                self.world.records.edit(stale, parameters(), priority, timeout=None)
         else:
-            edited = self.world.router.store.edit(
+            edited = self.world.records.edit(
                 request,
                 parameters(prompt="new", num_inference_steps=steps),
                 priority,
@@ -161,7 +163,7 @@ class RecordMachine(RuleBasedStateMachine):
 
     @rule(request_id=consumes(requests))
     def remove(self, request_id: str) -> None:
-        self.world.router.store.cancel(request_id, remove=True)
+        self.world.records.cancel(request_id, remove=True)
         self.alive.discard(request_id)
         self.ends.pop(request_id, None)
         with pytest.raises(NotFound):
@@ -188,30 +190,30 @@ class RecordMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(REPLICAS))
     def drain_and_resume(self, name: str) -> None:
-        self.world.router.registry.ask(name, Wish.DRAIN)
+        self.world.registry.command(name, Command.DRAIN)
         assert self.world.claim(name) is None
-        self.world.router.registry.ask(name, Wish.RESUME)
+        self.world.registry.command(name, Command.RESUME)
 
     @rule(name=st.sampled_from(REPLICAS), comes_back=st.booleans())
     def restart(self, name: str, comes_back: bool) -> None:
         """The process that is to end takes nothing more; the next one, or a resume, does."""
-        asked = self.world.router.registry.ask(name, Wish.RESTART)
+        asked = self.world.registry.command(name, Command.RESTART)
         if asked == "done":
             assert self.world.claim(name) is None
             assert self.world.beat(name) is ReplicaState.DRAINING
         if comes_back:
             self.world.start(name)
         else:
-            self.world.router.registry.ask(name, Wish.RESUME)
+            self.world.registry.command(name, Command.RESUME)
         assert self.world.beat(name) is ReplicaState.READY
 
     def _key(self, request_id: str) -> str:
-        return f"{self.world.settings.redis_prefix}request:{request_id}"
+        return self.redis_keys.request(request_id)
 
     @invariant()
     def who_was_in_a_crash_runs_alone(self) -> None:
         for name in REPLICAS:
-            running = self.redis.smembers(self.world.router.store._keys.running(name))
+            running = self.redis.smembers(self.redis_keys.running(name))
             blamed = [
                 self.redis.hmget(self._key(str(each)), "crashes", "suspect") for each in running
             ]
@@ -229,7 +231,7 @@ class RecordMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_request_is_in_exactly_one_place(self) -> None:
-        keys = self.world.router.store._keys
+        keys = self.redis_keys
         waiting = {name: set(self.redis.zrange(keys.waiting(name), 0, -1)) for name in REPLICAS}
         running = {name: set(self.redis.smembers(keys.running(name))) for name in REPLICAS}
         ended = set(self.redis.zrange(keys.finished, 0, -1))
@@ -246,7 +248,7 @@ class RecordMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_lists_hold_what_the_records_say(self) -> None:
-        lists = self.world.router.lists
+        lists = self.world.records
         records = sorted(
             (self.world.get(request_id) for request_id in self.alive),
             key=lambda request: (request.created_at, request.id),
@@ -265,7 +267,7 @@ class RecordMachine(RuleBasedStateMachine):
     def the_work_of_a_line_is_that_of_its_requests(self) -> None:
         prefix = self.world.settings.redis_prefix
         for name in REPLICAS:
-            waiting = self.world.router.claims.waiting_at(name)
+            waiting = self.world.claims.waiting_at(name)
             kept = self.redis.get(f"{prefix}replica:{name}:work")
             assert int(kept or 0) == sum(request.parameters.work() for request in waiting)
             assert (kept is None) is (not waiting)
@@ -300,11 +302,11 @@ class RecordMachine(RuleBasedStateMachine):
         self.world.sweep.run()
         for name in REPLICAS:
             while (claimed := self.world.claim(name)) is not None:
-                self.world.router.claims.finish(claimed, OUTCOMES[0])
+                self.world.claims.finish(claimed, OUTCOMES[0])
         for request_id in self.alive:
             assert self.world.get(request_id).is_terminal
         for name in REPLICAS:
-            assert self.world.router.claims.running_at(name) == []
+            assert self.world.claims.running_at(name) == []
         leftovers = self.redis.keys(f"{self.world.settings.redis_prefix}request:*")
         assert len(leftovers) == len(self.alive)
         for key in self.redis.scan_iter(f"{self.world.settings.redis_prefix}*"):

@@ -98,7 +98,7 @@ def test_what_a_running_request_has_still_to_do_counts(world: World) -> None:
     assert claimed is not None
     world.start("replica1")
     assert {world.submit().replica for _ in range(3)} == {"replica1"}
-    world.router.claims.progress(claimed, 15, 16, 0.1)
+    world.claims.progress(claimed, 15, 16, 0.1)
     assert world.submit().replica == "replica0"
 
 
@@ -107,7 +107,7 @@ def test_an_edit_of_a_waiting_request_changes_the_work_of_its_line(world: World)
     heavy = world.submit(parameters=parameters(num_inference_steps=40))
     world.start("replica1")
     assert world.submit().replica == "replica1"
-    world.router.store.edit(heavy, parameters(num_inference_steps=1), heavy.priority, timeout=None)
+    world.records.edit(heavy, parameters(num_inference_steps=1), heavy.priority, timeout=None)
     assert world.submit().replica == "replica0"
 
 
@@ -126,8 +126,8 @@ def test_moved_requests_go_to_the_replica_that_has_the_least_work(world: World) 
     heavy = world.submit(parameters=parameters(num_inference_steps=100))
     light = [world.submit() for _ in range(2)]
     assert heavy.replica not in {request.replica for request in light}
-    world.router.rotation.drain("replica0", 0)
-    moved = [world.get(request.id) for request in world.router.lists.newest()]
+    world.router.drain("replica0", 0)
+    moved = [world.get(request.id) for request in world.records.newest()]
     assert {r.replica for r in moved if r.id != heavy.id}.isdisjoint({"replica0", heavy.replica})
 
 
@@ -159,7 +159,7 @@ def test_the_death_of_a_replica_moves_its_keys_only_and_they_come_home(in_turn: 
     assert {key for key in keys if moved[key] != homes[key]} == {
         key for key in keys if homes[key] == "replica0"
     }
-    for request in in_turn.router.lists.newest():
+    for request in in_turn.records.newest():
         assert request.replica == moved[request.affinity_key], "what was moved went the same way"
     in_turn.start("replica0")
     for key in keys:
@@ -180,9 +180,9 @@ def test_a_key_does_not_hold_to_a_replica_that_is_drained(in_turn: World) -> Non
     in_turn.start("replica0")
     in_turn.start("replica1")
     home = in_turn.submit(affinity_key="me").replica
-    in_turn.router.rotation.drain(home, 0)
+    in_turn.router.drain(home, 0)
     assert in_turn.submit(affinity_key="me").replica != home
-    in_turn.router.rotation.resume(home)
+    in_turn.router.resume(home)
     assert in_turn.submit(affinity_key="me").replica == home
 
 

@@ -13,7 +13,7 @@ from tests.integration.routing_world import SUCCESS, World, parameters
 def test_claim_takes_the_line_in_order_and_marks_it_running(world: World) -> None:
     incarnation = world.start("replica0")
     first, second = world.submit(), world.submit()
-    assert world.router.lists.places([first, second]) == [1, 2]
+    assert world.records.queue_positions([first, second]) == [1, 2]
     claimed = world.claim("replica0")
     assert claimed is not None
     assert (claimed.id, claimed.status, claimed.owner) == (first.id, Status.RUNNING, incarnation)
@@ -38,7 +38,7 @@ def test_priorities_go_first_and_a_low_one_does_not_wait_for_ever(
 def test_raising_a_waiting_request_moves_it_up(world: World) -> None:
     world.start("replica0")
     first, second = world.submit(), world.submit()
-    world.router.store.edit(second, second.parameters, Priority.HIGH, timeout=None)
+    world.records.edit(second, second.parameters, Priority.HIGH, timeout=None)
     assert world.place(second.id) == 1
     assert world.place(first.id) == 2
 
@@ -46,7 +46,7 @@ def test_raising_a_waiting_request_moves_it_up(world: World) -> None:
 def test_an_edit_of_a_waiting_prompt_is_what_is_claimed(world: World) -> None:
     world.start("replica0")
     request = world.submit()
-    world.router.store.edit(request, parameters(prompt="a blue star"), Priority.NORMAL, timeout=9)
+    world.records.edit(request, parameters(prompt="a blue star"), Priority.NORMAL, timeout=9)
     claimed = world.claim("replica0")
     assert claimed is not None
     assert (claimed.parameters.prompt, claimed.timeout) == ("a blue star", 9)
@@ -55,9 +55,9 @@ def test_an_edit_of_a_waiting_prompt_is_what_is_claimed(world: World) -> None:
 def test_two_edits_of_the_same_reading_do_not_overwrite_each_other(world: World) -> None:
     world.start("replica0")
     request = world.submit()
-    world.router.store.edit(request, parameters(prompt="one"), Priority.NORMAL, timeout=None)
+    world.records.edit(request, parameters(prompt="one"), Priority.NORMAL, timeout=None)
     with pytest.raises(Conflict, match="changed meanwhile"):
-        world.router.store.edit(request, parameters(prompt="two"), Priority.NORMAL, timeout=None)
+        world.records.edit(request, parameters(prompt="two"), Priority.NORMAL, timeout=None)
     assert world.get(request.id).parameters.prompt == "one"
 
 
@@ -75,10 +75,10 @@ def test_a_former_incarnation_can_neither_claim_nor_finish(world: World) -> None
     assert claimed is not None
     world.start("replica0")
     world.submit()
-    assert world.router.claims.claim("replica0", former) is None
+    assert world.claims.claim("replica0", former) is None
     world.sweep.run()
     assert world.get(request.id).attempt == 2
-    assert world.router.claims.finish(claimed, SUCCESS) is False
+    assert world.claims.finish(claimed, SUCCESS) is False
     assert world.get(request.id).status is Status.QUEUED
 
 
@@ -87,8 +87,8 @@ def test_finish_records_outputs_and_counts_once(world: World) -> None:
     request = world.submit()
     claimed = world.claim("replica0")
     assert claimed is not None
-    assert world.router.claims.finish(claimed, SUCCESS)
-    assert not world.router.claims.finish(claimed, Outcome(Status.FAILED, error=Failure("x", "y")))
+    assert world.claims.finish(claimed, SUCCESS)
+    assert not world.claims.finish(claimed, Outcome(Status.FAILED, error=Failure("x", "y")))
     record = world.get(request.id)
     assert (record.status, record.outputs, record.step, record.steps) == (
         Status.SUCCEEDED,
@@ -96,7 +96,7 @@ def test_finish_records_outputs_and_counts_once(world: World) -> None:
         4,
         4,
     )
-    replica = world.router.registry.get("replica0")
+    replica = world.registry.get("replica0")
     assert replica is not None
     assert (replica.completed, replica.failed, replica.running) == (1, 0, 0)
 
@@ -104,12 +104,12 @@ def test_finish_records_outputs_and_counts_once(world: World) -> None:
 def test_the_same_key_and_body_are_one_request(world: World) -> None:
     world.start("replica0")
     same = {"idempotency_key": "k", "fingerprint": "f"}
-    first = world.router.store.submit(world.submission(**same))
-    again = world.router.store.submit(world.submission(**same))
+    first = world.records.submit(world.submission(**same))
+    again = world.records.submit(world.submission(**same))
     assert (first.created, again.created, again.request.id) == (True, False, first.request.id)
     assert (first.place, again.place) == (1, 1)
     with pytest.raises(IdempotencyMismatch, match=first.request.id):
-        world.router.store.submit(world.submission(idempotency_key="k", fingerprint="g"))
+        world.records.submit(world.submission(idempotency_key="k", fingerprint="g"))
 
 
 def test_records_and_files_go_together_after_their_retention(
@@ -120,26 +120,26 @@ def test_records_and_files_go_together_after_their_retention(
     claimed = world.claim("replica0")
     assert claimed is not None
     name = f"{request.id}/1-0.png"
-    world.router.outputs.write(name, b"png")
-    world.router.claims.finish(claimed, SUCCESS)
+    world.outputs.write(name, b"png")
+    world.claims.finish(claimed, SUCCESS)
     world.clock.forward(settings.retention_s - 1)
     world.sweep.run()
     assert world.get(request.id).status is Status.SUCCEEDED
-    assert world.router.outputs.names(request.id) == [name]
+    assert world.outputs.names(request.id) == [name]
     world.clock.forward(2)
     world.sweep.run()
     with pytest.raises(NotFound):
         world.get(request.id)
-    assert world.router.outputs.names(request.id) == []
+    assert world.outputs.names(request.id) == []
 
 
 def test_the_list_is_newest_first_and_goes_on_from_a_cursor(world: World) -> None:
     world.start("replica0")
     ids = [world.submit().id for _ in range(5)]
-    assert [request.id for request in world.router.lists.newest()] == ids[::-1]
-    assert [request.id for request in world.router.lists.newest(after=ids[2])] == [ids[1], ids[0]]
+    assert [request.id for request in world.records.newest()] == ids[::-1]
+    assert [request.id for request in world.records.newest(after=ids[2])] == [ids[1], ids[0]]
     with pytest.raises(NotFound):
-        next(world.router.lists.newest(after="req_nobody"))
+        next(world.records.newest(after="req_nobody"))
 
 
 def test_an_outcome_sent_again_because_its_answer_got_lost_still_holds(world: World) -> None:
@@ -148,9 +148,9 @@ def test_an_outcome_sent_again_because_its_answer_got_lost_still_holds(world: Wo
     request = world.submit()
     claimed = world.claim("replica0")
     assert claimed is not None
-    assert world.router.claims.finish(claimed, SUCCESS)
-    assert world.router.claims.finish(claimed, SUCCESS)
-    replica = world.router.registry.get("replica0")
+    assert world.claims.finish(claimed, SUCCESS)
+    assert world.claims.finish(claimed, SUCCESS)
+    replica = world.registry.get("replica0")
     assert replica is not None
     assert replica.completed == 1
     assert world.get(request.id).status is Status.SUCCEEDED

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from redis import Redis
 
 from configs.errors import NoReadyReplica, NotFound, QueueFull
 from configs.settings import Settings
-from routing.records import RequestStore
+from routing.records import Records
 from routing.replica import ReplicaState
-from routing.request import Limits, Request
+from routing.request import Request
 from tests.integration.routing_world import World
 
 
@@ -24,18 +25,18 @@ def test_requests_go_round_the_ready_replicas_in_turn(world: World) -> None:
 
 
 def test_the_turn_is_one_for_all_api_processes(world: World, settings: Settings) -> None:
-    """Forty submits from eight doors at once land evenly, none lost, none double."""
+    """Forty submits from eight API processes at once land evenly, none lost, none double."""
     world.start("replica0")
     world.start("replica1")
     landed: list[Request] = []
 
-    def door() -> None:
+    def api() -> None:
         other = World(
             settings, Redis.from_url(settings.redis_url, decode_responses=True), world.clock
         )
-        landed.extend(other.router.store.submit(other.submission())[0] for _ in range(5))
+        landed.extend(other.records.submit(other.submission())[0] for _ in range(5))
 
-    threads = [threading.Thread(target=door) for _ in range(8)]
+    threads = [threading.Thread(target=api) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -77,9 +78,7 @@ def test_stages_do_not_mix(world: World) -> None:
 
 def test_a_full_line_is_refused_and_records_nothing(world: World, settings: Settings) -> None:
     world.start("replica0")
-    small = RequestStore(
-        world.redis, settings.redis_prefix, 600, Limits(per_replica=2), world.clock
-    )
+    small = Records(replace(settings, max_waiting_per_replica=2), world.redis, world.clock)
     for _ in range(2):
         small.submit(world.submission())
     refused = world.submission()

@@ -18,45 +18,44 @@ from workers.progress import Reporter
 from workers.runner import Runner
 
 
-class NoCompany:
+class NoBatch:
     """An engine that makes nothing of knowing who comes."""
 
     def request_coming(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
-class EndlessEngine(NoCompany):
-    """An engine whose step never changes anything, until its observer ends it."""
+class EndlessEngine(NoBatch):
+    """An engine whose step never changes anything, until its progress ends it."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
 
-    def generate(self, _parameters: Any, observer: Any, _inputs: Any) -> Any:
+    def generate(self, _parameters: Any, progress: Any, _inputs: Any) -> Any:
         while True:
-            observer.on_step(1, 4)
+            progress.on_step(1, 4)
             self.began.set()
 
 
-class PickyEngine(NoCompany):
+class PickyEngine(NoBatch):
     """An engine that says which image it got, and makes nothing."""
 
-    def generate(self, _parameters: Any, _observer: Any, inputs: Any) -> Any:
+    def generate(self, _parameters: Any, _progress: Any, inputs: Any) -> Any:
         image = inputs.images[0]
         raise GenerationFailed(f"got {image.mode} {image.size}")
 
 
-NO_ENGINE = NoCompany()
+NO_ENGINE = NoBatch()
 
 
 def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
-    router = world.router
     return Runner(
         name="replica0",
         incarnation=world.start("replica0"),
         engine=engine,
-        claims=router.claims,
-        writer=OutputWriter(router.outputs, metadata=True),
-        broker=router.broker,
+        claims=world.claims,
+        writer=OutputWriter(world.outputs, metadata=True),
+        broker=world.broker,
         on_progress=lambda: None,
         on_device_lost=lambda _why: None,
     )
@@ -77,18 +76,18 @@ def test_a_timeout_that_an_edit_brought_ends_the_run_with_its_reason(world: Worl
     engine = EndlessEngine()
     runner = _runner(world, engine)
     request = world.submit()
-    reporter = Reporter(world.router.claims, world.router.store.get, runner.runs.values)
+    reporter = Reporter(world.claims, world.records.get, runner.runs.values)
     reporter.start()
     thread = threading.Thread(target=runner.run_next)
     thread.start()
     try:
         assert engine.began.wait(10)
         running = world.get(request.id)
-        world.router.store.edit(running, running.parameters, Priority.NORMAL, timeout=0.01)
+        world.records.edit(running, running.parameters, Priority.NORMAL, timeout=0.01)
         reporter.wake()
         wait_until(lambda: world.get(request.id).is_terminal, 20, "the run to end")
     finally:
-        world.router.store.cancel(request.id)
+        world.records.cancel(request.id)
         reporter.wake()
         thread.join(20)
         reporter.stop()
@@ -112,7 +111,7 @@ def test_a_request_whose_input_image_is_gone_fails_and_says_so(world: World) -> 
 def test_input_images_are_decoded_before_the_engine_gets_them(world: World) -> None:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(file, "PNG")
-    world.router.outputs.write("req_x/input-0.png", file.getvalue())
+    world.outputs.write("req_x/input-0.png", file.getvalue())
     runner = _runner(world, PickyEngine())
     request = world.submit(parameters=parameters(image=("req_x/input-0.png",)))
     runner.run_next()

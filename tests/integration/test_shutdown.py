@@ -16,14 +16,14 @@ from tests.waiting import wait_until
 def test_parts_end_in_their_order(parts: Parts):
     members = parts.start_ready(
         parts.part("store", NOTE_END, RUN, stop_order=2),
-        parts.part("door", NOTE_END, RUN, stop_order=0),
+        parts.part("api", NOTE_END, RUN, stop_order=0),
         parts.part("work", NOTE_END, RUN, stop_order=1),
     )
     pids = [pid_of(member) for member in members]
 
     parts.stop()
 
-    assert parts.ended() == ["door", "work", "store"]
+    assert parts.ended() == ["api", "work", "store"]
     assert all(is_gone(pid) for pid in pids)
 
 
@@ -34,25 +34,48 @@ def test_a_part_that_does_not_end_is_killed_with_all_it_started(parts: Parts):
 
     parts.stop()
 
-    assert parts.said[-1] == "one did not end in time and is killed"
+    assert parts.said[-1] == "one did not stop in time and is killed"
     assert is_gone(pid)
     wait_until(lambda: is_gone(child), SOON_S, "its child to be gone")
 
 
-def test_a_part_that_lingers_goes_on_until_the_next_have_ended(parts: Parts):
-    note_door = "import glob; os.kill(int(glob.glob('door.[0-9]*')[0].split('.')[1]), 0)"
-    end_before_door = NOTE_END.replace("with open", f"{note_door}\n    with open")
-    door, *_ = parts.start_ready(
-        parts.part("door", DEAF, RUN, stop_order=0, grace_s=0.1, lingers=True),
-        parts.part("work", end_before_door, RUN, stop_order=1, grace_s=5.0),
+def test_a_part_with_a_head_start_ends_beside_the_next(parts: Parts):
+    note_api = "import glob; os.kill(int(glob.glob('api.[0-9]*')[0].split('.')[1]), 0)"
+    end_before_api = NOTE_END.replace("with open", f"{note_api}\n    with open")
+    # It ends once the next has, which is long after its head start.
+    slow = """
+import time
+def end(*_):
+    while not os.path.exists('ended'): time.sleep(0.01)
+    with open('ended', 'a') as file: file.write(name + ' ')
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+"""
+    parts.start_ready(
+        parts.part("api", slow, RUN, stop_order=0, grace_s=SOON_S, head_start_s=0.1),
+        parts.part("work", end_before_api, RUN, stop_order=1, grace_s=5.0),
         parts.part("store", NOTE_END, RUN, stop_order=2),
     )
-    pid = pid_of(door)
+    parts.said.clear()
+
+    parts.stop()
+
+    assert parts.ended() == ["work", "api", "store"]
+    assert parts.said == []
+
+
+def test_a_part_with_a_head_start_is_killed_once_its_own_grace_is_over(parts: Parts):
+    api, *_ = parts.start_ready(
+        parts.part("api", DEAF, RUN, stop_order=0, grace_s=0.2, head_start_s=0.1),
+        parts.part("work", NOTE_END, RUN, stop_order=1, grace_s=5.0),
+        parts.part("store", NOTE_END, RUN, stop_order=2),
+    )
+    pid = pid_of(api)
 
     parts.stop()
 
     assert parts.ended() == ["work", "store"]
-    assert parts.said[-1] == "door did not end in time and is killed"
+    assert parts.said[-1] == "api did not stop in time and is killed"
     assert is_gone(pid)
 
 

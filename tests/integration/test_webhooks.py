@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from api.webhooks.post import Refused, address_fault, post
+from api.webhooks.post import DeliveryRefused, address_fault, post
 from api.webhooks.worker import WebhookSender
 from configs.settings import Settings
 from routing.failover import Sweep
-from routing.outbox import Deliveries
-from tests.integration.api_world import Door, PlayedReplica, body_of, wrong_fields
+from routing.outbox import Outbox
+from tests.integration.api_world import Api, PlayedReplica, body_of, wrong_fields
 from tests.integration.receiver import Receiver, receiving
 from tests.integration.routing_world import Clock
 
-OpenDoor = Callable[[Settings], Door]
+ApiOpener = Callable[[Settings], Api]
 SECRETS = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2)]
 ALL = ["started", "progress", "ended"]
 
@@ -41,23 +41,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sender(door: Door, clock: Clock) -> WebhookSender:
-    deliveries = Deliveries(door.service.redis, door.service.settings.redis_prefix, clock)
-    return WebhookSender(door.service.settings, door.service.router.store, deliveries, clock)
+def sender(api: Api, clock: Clock) -> WebhookSender:
+    service = api.service
+    outbox = Outbox(service.settings, service.redis, clock)
+    return WebhookSender(service.settings, service.records, outbox, clock)
 
 
-def submitted(door: Door, receiver: Receiver, **more: Any) -> Any:
-    return door.submitted(webhook={"url": receiver.url, **more})
+def submitted(api: Api, receiver: Receiver, **more: Any) -> Any:
+    return api.submitted(webhook={"url": receiver.url, **more})
 
 
-def seen(door: Door, request_id: str) -> Any:
-    return body_of(door.get(f"/v1/requests/{request_id}"))
+def seen(api: Api, request_id: str) -> Any:
+    return body_of(api.get(f"/v1/requests/{request_id}"))
 
 
 def test_the_end_is_told_once_and_signed(
-    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
+    api: Api, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
 ) -> None:
-    request = submitted(door, receiver)
+    request = submitted(api, receiver)
     assert request["webhook"] == {
         "url": receiver.url, "events": ["ended"], "tries": 0, "delivered_at": None, "error": None,
     }  # fmt: skip
@@ -65,7 +66,7 @@ def test_the_end_is_told_once_and_signed(
     replica.succeed(replica.claim())
     assert (sender.send_due(), sender.send_due()) == (1, 0)
     (message,) = receiver.messages
-    shown = seen(door, request["id"])
+    shown = seen(api, request["id"])
     assert message.json["type"] == "request.succeeded"
     assert message.json["data"] == {
         **shown, "webhook": {**shown["webhook"], "delivered_at": None},
@@ -77,12 +78,13 @@ def test_the_end_is_told_once_and_signed(
 
 @pytest.mark.parametrize("secret", SECRETS)
 def test_the_signature_is_one_that_the_reference_verifies(
-    door: Door, replica: PlayedReplica, receiver: Receiver, secret: str
+    api: Api, replica: PlayedReplica, receiver: Receiver, secret: str
 ) -> None:
-    submitted(door, receiver)
+    submitted(api, receiver)
     replica.fail(replica.claim())
-    router = door.service.router
-    WebhookSender(door.service.settings, router.store, router.deliveries).send_due()
+    service = api.service
+    outbox = Outbox(service.settings, service.redis)
+    WebhookSender(service.settings, service.records, outbox).send_due()
     (message,) = receiver.messages
     told = Verifier(secret).verify(message.body, message.headers)
     assert told["type"] == "request.failed"
@@ -90,18 +92,18 @@ def test_the_signature_is_one_that_the_reference_verifies(
 
 
 def test_start_and_progress_are_told_where_they_are_wanted(
-    door: Door,
+    api: Api,
     replica: PlayedReplica,
     receiver: Receiver,
     sender: WebhookSender,
     clock: Clock,
 ) -> None:
-    submitted(door, receiver, events=ALL)
+    submitted(api, receiver, events=ALL)
     request = replica.claim()
     sender.send_due()
     for step in (1, 2, 3):
-        door.service.router.claims.progress(request, step, 20, 0.1)
-    assert sender.deliveries.due() == 1
+        api.claims.progress(request, step, 20, 0.1)
+    assert sender.outbox.due() == 1
     sender.send_due()
     replica.succeed(request)
     sender.send_due()
@@ -110,11 +112,11 @@ def test_start_and_progress_are_told_where_they_are_wanted(
 
 
 def test_a_start_is_told_though_the_end_came_before_anybody_was_told(
-    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
+    api: Api, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
 ) -> None:
-    request = submitted(door, receiver, events=ALL)
+    request = submitted(api, receiver, events=ALL)
     running = replica.claim()
-    door.service.router.claims.progress(running, 1, 20, 0.1)
+    api.claims.progress(running, 1, 20, 0.1)
     replica.succeed(running)
     assert sender.send_due() == 2
     assert receiver.types == ["request.started", "request.succeeded"]
@@ -122,25 +124,25 @@ def test_a_start_is_told_though_the_end_came_before_anybody_was_told(
 
 
 def test_what_did_not_arrive_is_tried_again_with_the_same_id_and_longer_pauses(
-    door: Door,
+    api: Api,
     replica: PlayedReplica,
     receiver: Receiver,
     sender: WebhookSender,
     clock: Clock,
 ) -> None:
     receiver.answers += [500, 302, 503]
-    request = submitted(door, receiver)
+    request = submitted(api, receiver)
     replica.succeed(replica.claim())
     for tries, pause in enumerate((5, 10, 20), start=1):
         assert sender.send_due() == 1
-        told = seen(door, request["id"])["webhook"]
+        told = seen(api, request["id"])["webhook"]
         assert told["tries"] == tries
         assert told["error"].startswith("it answered")
         clock.forward(pause * 0.99)
         assert sender.send_due() == 0
         clock.forward(pause * 0.52)
     assert sender.send_due() == 1
-    told = seen(door, request["id"])["webhook"]
+    told = seen(api, request["id"])["webhook"]
     assert (told["tries"], told["error"]) == (4, None)
     assert told["delivered_at"] is not None
     assert len({message.headers["webhook-id"] for message in receiver.messages}) == 1
@@ -148,16 +150,16 @@ def test_what_did_not_arrive_is_tried_again_with_the_same_id_and_longer_pauses(
 
 
 def test_after_an_hour_it_is_given_up_and_the_record_says_why(
-    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender, clock: Clock
+    api: Api, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender, clock: Clock
 ) -> None:
     receiver.answers += [500] * 100
-    request = submitted(door, receiver)
+    request = submitted(api, receiver)
     replica.succeed(replica.claim())
     since = clock.now
-    while sender.deliveries.due() or clock.now < since + 4000:
+    while sender.outbox.due() or clock.now < since + 4000:
         sender.send_due()
         clock.forward(10)
-    told = seen(door, request["id"])["webhook"]
+    told = seen(api, request["id"])["webhook"]
     assert told["error"] == "it answered 500"
     assert 10 <= told["tries"] <= 15
     assert told["tries"] == len(receiver.messages)
@@ -165,7 +167,7 @@ def test_after_an_hour_it_is_given_up_and_the_record_says_why(
 
 @pytest.mark.parametrize(("answer", "tries"), [(410, 1), (404, 2)])
 def test_who_answers_gone_is_asked_no_more(
-    door: Door,
+    api: Api,
     replica: PlayedReplica,
     receiver: Receiver,
     sender: WebhookSender,
@@ -174,7 +176,7 @@ def test_who_answers_gone_is_asked_no_more(
     tries: int,
 ) -> None:
     receiver.answers += [answer, answer]
-    submitted(door, receiver)
+    submitted(api, receiver)
     replica.succeed(replica.claim())
     for _ in range(2):
         sender.send_due()
@@ -183,11 +185,11 @@ def test_who_answers_gone_is_asked_no_more(
 
 
 def test_a_sender_that_dies_over_a_message_leaves_it_to_the_next(
-    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender, clock: Clock
+    api: Api, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender, clock: Clock
 ) -> None:
-    submitted(door, receiver)
+    submitted(api, receiver)
     replica.succeed(replica.claim())
-    assert sender.deliveries.take() is not None
+    assert sender.outbox.take() is not None
     assert sender.send_due() == 0
     clock.forward(61)
     assert sender.send_due() == 1
@@ -195,25 +197,23 @@ def test_a_sender_that_dies_over_a_message_leaves_it_to_the_next(
 
 
 def test_a_canceled_an_expired_and_a_removed_request(
-    door: Door, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
+    api: Api, replica: PlayedReplica, receiver: Receiver, sender: WebhookSender
 ) -> None:
-    canceled, removed = submitted(door, receiver), submitted(door, receiver)
-    door.post(f"/v1/requests/{canceled['id']}/cancel")
-    door.delete(f"/v1/requests/{removed['id']}")
+    canceled, removed = submitted(api, receiver), submitted(api, receiver)
+    api.post(f"/v1/requests/{canceled['id']}/cancel")
+    api.delete(f"/v1/requests/{removed['id']}")
     sender.send_due()
     assert receiver.types == ["request.canceled"]
-    assert door.service.redis.zcard(door.service.settings.redis_prefix + "deliveries") == 0
+    assert api.service.redis.zcard(api.service.settings.redis_prefix + "deliveries") == 0
 
 
 def test_a_due_webhook_wakes_the_worker_once_however_many_sweeps_see_it(
-    door: Door, replica: PlayedReplica, receiver: Receiver
+    api: Api, replica: PlayedReplica, receiver: Receiver
 ) -> None:
-    submitted(door, receiver)
+    submitted(api, receiver)
     replica.succeed(replica.claim())
-    service = door.service
-    sweep = Sweep(
-        service.redis, service.settings.redis_prefix, service.router, service.settings.retention_s
-    )
+    service = api.service
+    sweep = Sweep(service.settings, service.redis, service.router, service.broker)
     for _ in range(3):
         assert sweep.run()
     assert service.redis.llen(service.settings.redis_prefix + "webhooks") == 1
@@ -235,16 +235,16 @@ def test_a_due_webhook_wakes_the_worker_once_however_many_sweeps_see_it(
     ],
 )
 def test_wrong_webhooks_are_refused_by_name(
-    door: Door, replica: PlayedReplica, webhook: Any, param: str, words: str
+    api: Api, replica: PlayedReplica, webhook: Any, param: str, words: str
 ) -> None:
-    wrong = wrong_fields(door.submit(webhook=webhook))
+    wrong = wrong_fields(api.submit(webhook=webhook))
     assert words in wrong[param], wrong
 
 
-def test_without_a_secret_none_is_served(api_settings: Settings, open_door: OpenDoor) -> None:
-    door = open_door(replace(api_settings, webhook_secret=""))
-    door.replica().load()
-    wrong = wrong_fields(door.submit(webhook={"url": "https://example.com"}))
+def test_without_a_secret_none_is_served(api_settings: Settings, open_api: ApiOpener) -> None:
+    api = open_api(replace(api_settings, webhook_secret=""))
+    api.replica().load()
+    wrong = wrong_fields(api.submit(webhook={"url": "https://example.com"}))
     assert "WEBHOOK_SECRET" in wrong["webhook"]
 
 
@@ -257,11 +257,11 @@ def test_without_a_secret_none_is_served(api_settings: Settings, open_door: Open
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public_are_refused(
-    api_settings: Settings, open_door: OpenDoor, host: str
+    api_settings: Settings, open_api: ApiOpener, host: str
 ) -> None:
-    door = open_door(replace(api_settings, webhook_allow_private=False))
-    door.replica().load()
-    wrong = wrong_fields(door.submit(webhook={"url": f"http://{host}:8080/hook"}))
+    api = open_api(replace(api_settings, webhook_allow_private=False))
+    api.replica().load()
+    wrong = wrong_fields(api.submit(webhook={"url": f"http://{host}:8080/hook"}))
     assert "is not public" in wrong["webhook.url"]
 
 
@@ -271,7 +271,7 @@ def test_a_name_that_resolves_to_a_private_address_is_not_connected_to(
 ) -> None:
     url = receiver.url.replace("127.0.0.1", host)
     assert address_fault(url, allow_private=False) is None
-    with pytest.raises((Refused, OSError)):
+    with pytest.raises((DeliveryRefused, OSError)):
         post(url, b"{}", {}, allow_private=False)
     assert receiver.messages == []
 

@@ -13,7 +13,7 @@ from scripts.serving_bench.figures import figures, summary
 from scripts.serving_bench.measurement import Measurement
 from scripts.serving_bench.options import read_options
 from scripts.serving_bench.report import table, write_report
-from scripts.serving_bench.requests import MadeOutput, Outcome, Reply
+from scripts.serving_bench.requests import MadeOutput, Reply, RequestResult
 from scripts.serving_bench.service_view import ReplicaView
 from tests.pictures import size_of
 
@@ -50,7 +50,7 @@ def reply(replica: str | None, run_s: float, **more: Any) -> Reply:
 
 
 def measurement(
-    *outcomes: Outcome, served: dict[str, tuple[int, int]] | None = None
+    *outcomes: RequestResult, served: dict[str, tuple[int, int]] | None = None
 ) -> Measurement:
     views = [ReplicaView(f"replica{n}", "ready", (n,), "cpu", 1, 0, 0, 10.0) for n in range(2)]
     return Measurement(
@@ -68,13 +68,13 @@ def measurement(
     )
 
 
-def some_outcomes() -> list[Outcome]:
+def some_outcomes() -> list[RequestResult]:
     return [
-        Outcome(0, 0.0, 0.0, 1.0, 1500, reply("replica0", 0.5, batch_mean=2.0)),
-        Outcome(1, 0.0, 0.0, 2.0, 1500, reply("replica1", 1.5, attempt=2)),
+        RequestResult(0, 0.0, 0.0, 1.0, 1500, reply("replica0", 0.5, batch_mean=2.0)),
+        RequestResult(1, 0.0, 0.0, 2.0, 1500, reply("replica1", 1.5, attempt=2)),
         # Sent late by this client: within its goal from then, and late from its arrival.
-        Outcome(2, 0.0, 1.0, 2.0, 1500, reply("replica0", 1.0, peak_memory_mb=30.0)),
-        Outcome(3, 0.0, 0.0, 0.5, 1500, None, "queue_full", "the line is full"),
+        RequestResult(2, 0.0, 1.0, 2.0, 1500, reply("replica0", 1.0, peak_memory_mb=30.0)),
+        RequestResult(3, 0.0, 0.0, 0.5, 1500, None, "queue_full", "the line is full"),
     ]
 
 
@@ -99,7 +99,7 @@ def test_the_figures_hold_the_references_fields_and_add_up() -> None:
 
 
 def test_where_replies_name_no_replica_its_own_counter_counts() -> None:
-    outcome = Outcome(0, 0.0, 0.0, 1.0, None, reply(None, 1.0))
+    outcome = RequestResult(0, 0.0, 0.0, 1.0, None, reply(None, 1.0))
     found = figures(measurement(outcome, served={"replica1": (1, 0)}), read_options([], ""))
     assert [row["completed"] for row in found["replicas"]] == [0, 1]
     assert found["replicas"][0]["counted_by"] == "the replicas' counters"
@@ -115,7 +115,7 @@ def test_percentiles_are_interpolated_and_nothing_is_zero() -> None:
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_table_page_and_picture_are_made_of_any_outcome(tmp_path: Path, count: int) -> None:
-    failed = Outcome(0, 0.0, 0.0, 0.5, None, None, "no_answer", "gone")
+    failed = RequestResult(0, 0.0, 0.0, 0.5, None, None, "no_answer", "gone")
     found = figures(measurement(*(some_outcomes()[:count] or [failed])), read_options([], ""))
     assert "tiny" in table(found)
     write_report(found, tmp_path / "report.html", "bench <&>")

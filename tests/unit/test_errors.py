@@ -64,9 +64,7 @@ def test_several_wrong_fields_are_one_text_with_a_line_for_each() -> None:
     error = InvalidRequest.from_details(details, "the request is refused")
     assert isinstance(error, InvalidRequest)
     assert str(error) == (
-        "the request is refused (2 things to mend)\n"
-        "  - width: 7 is too small\n"
-        "  - seed: -1 is negative"
+        "the request is refused (2 errors)\n  - width: 7 is too small\n  - seed: -1 is negative"
     )
     assert error.details == tuple(details)
     assert error.param is None

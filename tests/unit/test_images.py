@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from routing.parameters import IMAGE_FORMATS, Lora, Parameters
+from configs.parameters import IMAGE_FORMATS, Lora, Parameters
 from workers.outputs import encode
 
 PARAMETERS = Parameters(

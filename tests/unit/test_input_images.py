@@ -46,7 +46,7 @@ def test_what_is_no_picture_is_refused() -> None:
     gif = io.BytesIO()
     Image.new("RGB", (4, 4)).save(gif, "gif")
     assert "no picture that is known" in refused(gif.getvalue())
-    assert "can not be decoded" in refused(PNG[: len(PNG) // 2])
+    assert "cannot be decoded" in refused(PNG[: len(PNG) // 2])
 
 
 def test_a_moving_picture_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from configs.errors import InputUnavailable
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from workers.engine.arguments import Inputs
 
 ORIENTATION = 0x0112
@@ -89,9 +89,9 @@ def test_small_images_are_enlarged_in_proportion_and_others_left_alone():
 
 @pytest.mark.parametrize(
     ("files", "reason"),
-    [({}, "gone from the output store"), ({"id/input-0.png": b"no picture"}, "can not be read")],
+    [({}, "gone from the output store"), ({"id/input-0.png": b"no picture"}, "cannot be read")],
 )
-def test_an_image_that_can_not_be_read_is_named(files: dict[str, bytes], reason: str):
+def test_an_image_that_cannot_be_read_is_named(files: dict[str, bytes], reason: str):
     asked = Parameters("x", 1, 64, 64, 4, image=("id/input-0.png",))
 
     def stored(name: str):

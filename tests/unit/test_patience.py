@@ -178,13 +178,13 @@ def test_what_is_handed_over_is_sent_in_order_and_refused_where_too_much_waits()
     sender.close()
 
 
-def test_a_sender_outlives_what_can_not_be_sent() -> None:
+def test_a_sender_outlives_what_cannot_be_sent() -> None:
     sender = Sender()
 
     def fail() -> bool:
-        raise ValueError("it can not")
+        raise ValueError("it cannot")
 
-    with pytest.raises(ValueError, match="it can not"):
+    with pytest.raises(ValueError, match="it cannot"):
         sender.hand_over(fail).result(END_S)
     assert sender.hand_over(lambda: True).result(END_S)
     sender.close()

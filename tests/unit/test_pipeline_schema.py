@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigurationError
-from configs.stage_config import LoraSource, PipelineSettings, Quantization, WarmupShape
+from configs.stage_config import PipelineSettings, Quantization
+from configs.stage_fields import LoraSource, WarmupShape
 from tests.unit.stage_files import changed, load, refusal, sole, stage
 from tests.unit.test_stage_refusals import VALUES
 
@@ -85,12 +86,12 @@ def test_quantization_may_be_one_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "written", "expected"),
     [
-        ("vae_use_slicing", "yes", "'yes' is neither true nor false"),
-        ("vae_use_tiling", 1, "1 is neither true nor false"),
-        ("cache_backend", "tea_cache", "give one of none, first_block_cache, taylorseer_cache"),
+        ("vae_use_slicing", "yes", "'yes' is not a boolean; use true"),
+        ("vae_use_tiling", 1, "1 is not a boolean; use true"),
+        ("cache_backend", "tea_cache", "use none, first_block_cache, taylorseer_cache"),
         ("cache_config", {"threshold": 1}, "is for a cache_backend, and none is named"),
         ("attention_backend", "", "is empty; give text such as 'native'"),
-        ("diffusion_compile_granularity", "full", "give one of none, regional"),
+        ("diffusion_compile_granularity", "full", "use none or regional"),
         ("warmup_shapes", "64x64", "is not a list; write sizes such as"),
         ("warmup_shapes", ["64"], "holds '64', which is no size"),
         ("warmup_shapes", ["0x64"], "holds '0x64', which is no size"),
@@ -111,7 +112,7 @@ def test_a_wrong_value_is_refused_by_its_key(
 @pytest.mark.parametrize(
     ("key", "written", "where", "expected"),
     [
-        ("quantization", "int3", "quantization.method", "give one of int8, fp8, bitsandbytes_8bit"),
+        ("quantization", "int3", "quantization.method", "use int8, fp8, bitsandbytes_8bit"),
         ("quantization", {"method": "gguf"}, "quantization.gguf_file", "is needed by method gguf"),
         (
             "quantization",
@@ -162,7 +163,7 @@ def test_a_wrong_part_of_a_mapping_is_refused_by_its_path(
         (
             {"cache_backend": "mag_cache", "max_num_seqs": 2},
             "cache_backend",
-            "requests can not share steps; set max_num_seqs to 1",
+            "requests cannot share steps; set max_num_seqs to 1",
         ),
         (
             {"enable_cpu_offload": True, "max_num_seqs": 2},

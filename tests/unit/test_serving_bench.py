@@ -54,7 +54,7 @@ def test_the_references_command_line_is_read() -> None:
         ("--backend v1/videos", "give --task t2v"),
     ],
 )
-def test_a_wrong_command_line_names_the_mend(
+def test_a_wrong_command_line_names_the_fix(
     arguments: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -104,7 +104,7 @@ def test_a_variable_set_to_nothing_counts_as_not_set(name: str) -> None:
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("text", ["many", "-1", "nan", "inf", "1e400", "0x10", "9" * 5000])
-def test_a_wrong_number_is_refused_by_name_value_and_mend(name: str, text: str) -> None:
+def test_a_wrong_number_is_refused_by_name_value_and_fix(name: str, text: str) -> None:
     error = refused(**{name: text})
     assert error.param == name
     assert f"{name}: '{text[:20]}" in error.message
@@ -122,9 +122,9 @@ def test_a_wrong_number_is_refused_by_name_value_and_mend(name: str, text: str) 
             "API_PORT: '99999' is out of range; give a whole number from 1 to 65535 (TCP port)",
         ),
         ("API_WORKERS", "1.5", "'1.5' is not a whole number; give a whole number from 1 to 1024"),
-        ("OUTPUT_METADATA", "perhaps", "'perhaps' is neither true nor false; give one of these"),
-        ("ROUTING_POLICY", "random", "give one of round_robin, least_work"),
-        ("LOG_LEVEL", "loud", "give one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
+        ("OUTPUT_METADATA", "perhaps", "'perhaps' is not a boolean; use true or false"),
+        ("ROUTING_POLICY", "random", "use round_robin or least_work"),
+        ("LOG_LEVEL", "loud", "use DEBUG, INFO, WARNING, ERROR or CRITICAL"),
         ("REDIS_PREFIX", "a b", "'a b' has characters other than letters, digits and _ . : -"),
         ("REDIS_URL", "http://h", "is not a redis://, rediss://, unix:// or sentinel:// URL; give"),
         ("REDIS_URL", "127.0.0.1:6379", "give one such as redis://127.0.0.1:6379/0"),
@@ -139,10 +139,10 @@ def test_a_wrong_number_is_refused_by_name_value_and_mend(name: str, text: str) 
         (
             "WEBHOOK_SECRET",
             "whsec_QUJD",
-            "'***' is no key that signs: write whsec_ and at least 24",
+            "'***' is not a signing key; write whsec_ and at least 24",
         ),
         ("WEBHOOK_SECRET", "QUJD" * 8, "openssl rand -base64 32"),
-        ("WEBHOOK_ALLOW_PRIVATE", "perhaps", "is neither true nor false"),
+        ("WEBHOOK_ALLOW_PRIVATE", "perhaps", "is not a boolean"),
     ],
 )
 def test_the_words_of_a_refusal(name: str, text: str, expected: str) -> None:
@@ -162,7 +162,7 @@ def test_all_wrong_variables_are_refused_at_once() -> None:
     error = refused(API_PORT="x", LOG_LEVEL="loud", MAX_STEPS="0")
     assert error.param is None
     assert {detail.param for detail in error.details} == {"API_PORT", "LOG_LEVEL", "MAX_STEPS"}
-    assert "(3 things to mend)" in error.message
+    assert "(3 errors)" in error.message
 
 
 def test_an_expiry_below_two_heartbeats_is_refused() -> None:

@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 
-from routing.parameters import TEXT_TO_VIDEO, Parameters
+from configs.parameters import TEXT_TO_VIDEO, Parameters
 from workers.engine.generation import Video
 from workers.outputs import encode_video
 

@@ -16,7 +16,7 @@ import torch
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import ParallelConfig, ReplicaPlan
-from workers.devices.copies import Lane, open_lanes, spread_rows
+from workers.devices.copies import DeviceThread, open_device_threads, spread_rows
 from workers.devices.rank_group import refusal
 from workers.devices.ranks import Ranks
 from workers.failures import short_cause
@@ -46,9 +46,11 @@ def denoisers(pipe: Any) -> dict[str, torch.nn.Module]:
 class DeviceChunk:
     """What has been opened on the devices of a replica."""
 
-    def __init__(self, lanes: Sequence[Lane] = (), ranks: Ranks | None = None) -> None:
+    def __init__(
+        self, device_threads: Sequence[DeviceThread] = (), ranks: Ranks | None = None
+    ) -> None:
         """Made by :meth:`open`; one of a single device has nothing to open."""
-        self._lanes = lanes
+        self._device_threads = device_threads
         self._ranks = ranks
 
     @classmethod
@@ -56,32 +58,34 @@ class DeviceChunk:
         """Have all devices of `plan` work for the denoisers of `pipe`, which is on the first.
 
         Raises:
-            ModelLoadFailed: The model can not use them in the way that the stage asks for.
+            ModelLoadFailed: The model cannot use them in the way that the stage asks for.
         """
         args, count = plan.stage.engine_args, len(plan.devices)
         found = denoisers(pipe)
         if count == 1 or args.parallel_config.way == "device_map" or not found:
             return cls()
         parallel = choose(args.parallel_config, found)
-        lanes = open_lanes(pipe.device.type, count)
+        device_threads = open_device_threads(pipe.device.type, count)
         try:
             if parallel.way == "context":
-                for lane in lanes[1:]:  # each a process of its own
-                    lane.close()
-                ranks = Ranks.start(replace(args, parallel_config=parallel), found, lanes[0])
-                return cls(lanes[:1], ranks)
+                for device_thread in device_threads[1:]:  # each a process of its own
+                    device_thread.close()
+                ranks = Ranks.start(
+                    replace(args, parallel_config=parallel), found, device_threads[0]
+                )
+                return cls(device_threads[:1], ranks)
             for module in found.values():
-                spread_rows(module, lanes)
+                spread_rows(module, device_threads)
         except Exception as error:
-            for lane in lanes:
-                lane.close()
+            for device_thread in device_threads:
+                device_thread.close()
             if isinstance(error, ModelLoadFailed):
                 raise
             cause = str(error) if isinstance(error, ValueError) else short_cause(error)
             failed = f"{args.model}: parallel_config: {cause}; use one device for each replica"
         else:
             _logger.info("%d denoiser copies share the rows of each call", count)
-            return cls(lanes)
+            return cls(device_threads)
         # Raised out here, so that no traceback keeps copies in memory.
         raise ModelLoadFailed(failed)
 
@@ -103,15 +107,15 @@ class DeviceChunk:
         """End what was opened; calls of the denoisers fail from here on."""
         if self._ranks is not None:
             self._ranks.close()
-        for lane in self._lanes:
-            lane.close()
+        for device_thread in self._device_threads:
+            device_thread.close()
 
 
 def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig:
     """Return the way that the stage asks for, or the one that suits the denoisers.
 
     Raises:
-        ModelLoadFailed: They can not work in the way that the stage asks for.
+        ModelLoadFailed: They cannot work in the way that the stage asks for.
     """
     refusals = [refusal(module, parallel) for module in found.values()]
     if parallel.way == "context" and any(refusals):

@@ -21,7 +21,7 @@ from workers.sharing.merging import Arguments, Unmergeable, layout
 _logger = logging.getLogger(__name__)
 
 
-class Lane:
+class DeviceThread:
     """A device with a thread of its own.
 
     Attributes:
@@ -32,12 +32,12 @@ class Lane:
         """Start the thread, pinned to the operating system's `core` if one is given."""
         self.device = device
         self._core = core
-        self._pool = ThreadPoolExecutor(1, f"lane-{device}-{core}", self._begin)
-        # Here, so that what goes wrong is raised now; and see `open_lanes`.
+        self._pool = ThreadPoolExecutor(1, f"device-{device}-{core}", self._begin)
+        # Here, so that what goes wrong is raised now; and see `open_device_threads`.
         self._pool.submit(bool).result()
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Run it in the lane's thread, under the inference mode of the caller."""
+        """Run it in this thread, under the inference mode of the caller."""
         return self._pool.submit(self._run, torch.is_inference_mode_enabled(), function, args)
 
     def close(self) -> None:
@@ -61,15 +61,15 @@ class Lane:
             return function(*args)
 
 
-def open_lanes(kind: str, count: int) -> list[Lane]:
-    """Open a lane for each of `count` devices: CUDA devices 0 and up, or this process' cores."""
+def open_device_threads(kind: str, count: int) -> list[DeviceThread]:
+    """Open one for each of `count` devices: CUDA devices 0 and up, or this process' cores."""
     if kind == "cuda":
-        return [Lane(torch.device("cuda", index)) for index in range(count)]
+        return [DeviceThread(torch.device("cuda", index)) for index in range(count)]
     before = torch.get_num_threads()
-    lanes = [Lane(torch.device("cpu"), core) for core in chunk_cores(count)]
+    device_threads = [DeviceThread(torch.device("cpu"), core) for core in chunk_cores(count)]
     # torch's setting counts for its thread and for threads that begin later: those of the requests.
     torch.set_num_threads(before)
-    return lanes
+    return device_threads
 
 
 def chunk_cores(count: int) -> Sequence[int | None]:
@@ -132,7 +132,7 @@ class _DealtForward:
             try:
                 output = self._dealt(arguments, described.rows)
             except Unmergeable as error:
-                self._note(kind, right=False, reason=f"{error.name} can not be cut")
+                self._note(kind, right=False, reason=f"{error.name} cannot be cut")
                 return self._whole(*args, **kwargs)
             if kind in self._right:
                 return output
@@ -172,11 +172,11 @@ def each_copy(module: Any) -> tuple[Any, ...]:
     return (module, *_copies.get(module, ()))
 
 
-def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
-    """Put a copy of the denoiser on the device of each lane after the first, and share its calls.
+def spread_rows(module: torch.nn.Module, device_threads: Sequence[DeviceThread]) -> None:
+    """Put a copy of the denoiser on each device after the first, and share its calls.
 
-    The denoiser itself stays on the device of the first lane. On a CPU all have the same weights
-    in memory. Called before anything else replaces its `forward` or hooks into it.
+    The denoiser itself stays on the first device. On a CPU all have the same weights in memory.
+    Called before anything else replaces its `forward` or hooks into it.
 
     Raises:
         ValueError: Something has replaced the `forward` of a part already; a copy would run that of
@@ -188,7 +188,7 @@ def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
             f"{type(module).__name__}.{hooked[0]}: its forward is replaced by a hook (offload,"
             " layerwise casting, a cache), and copies on several devices do not go with that"
         )
-    others = tuple(_copy_to(module, lane.device) for lane in lanes[1:])
+    others = tuple(_copy_to(module, device_thread.device) for device_thread in device_threads[1:])
     _copies[module] = others
 
     def repeat(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
 
     repeat_changes(module, repeat)
     forwards = [module.forward, *others]
-    home = lanes[0].device
+    home = device_threads[0].device
 
     def run_part(forward: Callable[..., Any], part: Arguments, device: torch.device) -> Any:
         moved = {name: _moved(value, home, device) for name, value in part.items()}
@@ -207,14 +207,14 @@ def spread_rows(module: torch.nn.Module, lanes: Sequence[Lane]) -> None:
     def run_parts(arguments: Arguments, rows: int, dealt: Sequence[range]) -> list[Any]:
         parts = [choose_rows(arguments, chosen, rows) for chosen in dealt]
         running = [
-            lane.submit(run_part, forward, part, lane.device)
-            for lane, forward, part in zip(lanes, forwards, parts, strict=False)
+            device_thread.submit(run_part, forward, part, device_thread.device)
+            for device_thread, forward, part in zip(device_threads, forwards, parts, strict=False)
         ]
         wait(running)
         return [each.result() for each in running]
 
-    # Whole, it runs in the caller's thread: on a CPU that is with the cores of all lanes.
-    deal_calls(module, len(lanes), module.forward, run_parts)
+    # Whole, it runs in the caller's thread: on a CPU that is with all cores of the chunk.
+    deal_calls(module, len(device_threads), module.forward, run_parts)
 
 
 def _copy_to(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:

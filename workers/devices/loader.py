@@ -97,7 +97,7 @@ def _from_gguf(
     )
     kind: Any = getattr(untyped, index[name][1], None)
     if not hasattr(kind, "from_single_file"):
-        raise _refusal(wanted, f"{index[name][1]} can not be read from one file")
+        raise _refusal(wanted, f"{index[name][1]} cannot be read from one file")
     return {
         name: kind.from_single_file(
             wanted.gguf_file,
@@ -110,4 +110,4 @@ def _from_gguf(
 
 
 def _refusal(wanted: Quantization, reason: str) -> ModelLoadFailed:
-    return ModelLoadFailed(f"engine_args.quantization: {wanted.method} can not be used: {reason}")
+    return ModelLoadFailed(f"engine_args.quantization: {wanted.method} cannot be used: {reason}")

@@ -28,10 +28,10 @@ from workers.devices.rank_messages import (
     TAKE,
     UNDONE,
     VERDICT_S,
-    Change,
     Failed,
     Forward,
-    Output,
+    ForwardDone,
+    MethodCall,
     Start,
     as_bytes,
     pack,
@@ -55,8 +55,8 @@ def load_denoisers(
     `described` has the class of diffusers of each and its dtype; `device` is `cpu` or `cuda`.
 
     Raises:
-        ModelLoadFailed: They can not be quantized as the stage asks for; so do the errors of
-            diffusers for weights that can not be read.
+        ModelLoadFailed: They cannot be quantized as the stage asks for; so do the errors of
+            diffusers for weights that cannot be read.
     """
     untyped: Any = diffusers
     given = quantized_arguments(args, weight_dtype(args, device), device)
@@ -106,7 +106,9 @@ class RankCalls:
             args, kwargs = self._arguments(message)
             if message.dealt:
                 kwargs = choose_rows(kwargs, message.dealt[self._group], message.rows)
-            said: Output | Failed = self._keep(self._denoisers[message.denoiser](*args, **kwargs))
+            said: ForwardDone | Failed = self._keep(
+                self._denoisers[message.denoiser](*args, **kwargs)
+            )
         except Exception as error:  # noqa: BLE001 - rank 0 raises it too, or this process ends
             said = Failed(short_cause(error), is_out_of_memory(error))
         if self._group > 0:
@@ -135,12 +137,12 @@ class RankCalls:
             dist.broadcast(each, src=0)
         return args, kwargs
 
-    def _keep(self, output: Any) -> Output:
+    def _keep(self, output: Any) -> ForwardDone:
         if not self._gives_back:
-            return Output()
+            return ForwardDone()
         packed, tensors = pack(output, self._device)
         self._output = as_bytes(tensors)
-        return Output(packed)
+        return ForwardDone(packed)
 
     def _await_verdict(self, cause: str) -> None:
         """After a call that failed here: end it as rank 0 does, or end this process.
@@ -207,7 +209,7 @@ class Rank:
                 self._calls.give_back()
             elif isinstance(message, Forward):
                 self._calls.run(message)
-            elif isinstance(message, Change):
+            elif isinstance(message, MethodCall):
                 self._answer(self._change, message)
             elif message == RISE:
                 self._answer(self._rise)
@@ -223,7 +225,7 @@ class Rank:
         else:
             send(self._pipe, READY)
 
-    def _change(self, message: Change) -> None:
+    def _change(self, message: MethodCall) -> None:
         (args, kwargs), _ = unpack(message.packed, _NOWHERE)
         denoiser = self._denoisers[message.denoiser]
         getattr(denoiser, message.method)(*args, **kwargs)

@@ -28,7 +28,7 @@ _BROKEN = frozenset(("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel"
 
 
 def refusal(module: Any, parallel: ParallelConfig) -> str | None:
-    """Return why this denoiser can not be shared so, with a mend; None where it can."""
+    """Return why this denoiser cannot be shared so, with a fix; None where it can."""
     name = type(module).__name__
     if getattr(module, "_cp_plan", None) is None or name in _BROKEN:
         return (
@@ -60,7 +60,7 @@ def share_sequence(module: Any, parallel: ParallelConfig, mesh: Any) -> None:
     gets the whole output.
 
     Raises:
-        ValueError: Its attention backend can not do it.
+        ValueError: Its attention backend cannot do it.
     """
     ring, ulysses = parallel.ring_degree, parallel.ulysses_degree
     config = ContextParallelConfig(

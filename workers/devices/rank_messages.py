@@ -45,7 +45,7 @@ def pack(value: Any, device: torch.device) -> tuple[bytes, list[torch.Tensor]]:
     """Return what `value` is without the tensors on `device`, and these in order.
 
     Raises:
-        pickle.PicklingError: Something in it can not be sent; so do TypeError and AttributeError.
+        pickle.PicklingError: Something in it cannot be sent; so do TypeError and AttributeError.
     """
     file = io.BytesIO()
     packer = _Packer(file, device)
@@ -159,7 +159,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ForwardDone:
     """A rank has run its part.
 
     Attributes:
@@ -171,7 +171,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MethodCall:
     """A method of a denoiser to be called, with its arguments."""
 
     denoiser: str

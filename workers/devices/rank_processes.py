@@ -224,7 +224,7 @@ class RankProcesses:
         if self.fault is None:
             self.fault = why
             self._faulty.set()
-            _logger.critical("%s; the replica can not go on", why)
+            _logger.critical("%s; the replica cannot go on", why)
             self._on_fault(why)
 
     def dismiss(self) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs
-from workers.devices.copies import Lane, chunk_cores, deal_calls
+from workers.devices.copies import DeviceThread, chunk_cores, deal_calls
 from workers.devices.rank_group import meet, open_store, rank_groups
 from workers.devices.rank_messages import (
     FALL,
@@ -20,10 +20,10 @@ from workers.devices.rank_messages import (
     READY,
     RISE,
     TAKE,
-    Change,
     Failed,
     Forward,
-    Output,
+    ForwardDone,
+    MethodCall,
     Start,
     as_bytes,
     pack,
@@ -94,7 +94,7 @@ class Rank0Calls:
             ended.append(failed or answers[group[0]])
         return ended
 
-    def _take(self, group: range, said: Output) -> Any:
+    def _take(self, group: range, said: ForwardDone) -> Any:
         """Return the output that the first rank of a group holds for this one."""
         output, tensors = unpack(said.packed, self._device)
         try:
@@ -117,11 +117,13 @@ _NOWHERE = torch.device("meta")
 class Ranks:
     """The other ranks of this process, started by :meth:`start`."""
 
-    def __init__(self, args: EngineArgs, denoisers: Mapping[str, Any], lane: Lane) -> None:
+    def __init__(
+        self, args: EngineArgs, denoisers: Mapping[str, Any], device_thread: DeviceThread
+    ) -> None:
         """Start nothing yet."""
         self._args = args
         self._denoisers = denoisers
-        self._lane = lane
+        self._device_thread = device_thread
         self._device: torch.device = next(iter(denoisers.values())).device
         self._world_size = args.parallel_config.world_size
         parallel = args.parallel_config
@@ -131,7 +133,9 @@ class Ranks:
         self._joined = False
 
     @classmethod
-    def start(cls, args: EngineArgs, denoisers: Mapping[str, Any], lane: Lane) -> "Ranks":
+    def start(
+        cls, args: EngineArgs, denoisers: Mapping[str, Any], device_thread: DeviceThread
+    ) -> "Ranks":
         """Start the ranks and have them share each call of the denoisers from here on.
 
         The process ends its ranks when the thread that calls this ends.
@@ -139,7 +143,7 @@ class Ranks:
         Raises:
             ModelLoadFailed: One could not start; none is left.
         """
-        ranks = cls(args, denoisers, lane)
+        ranks = cls(args, denoisers, device_thread)
         try:
             ranks._open()
         except ModelLoadFailed:
@@ -211,7 +215,7 @@ class Ranks:
         self._processes.await_all(LOADED, patient=True)
         self._processes.tell(JOIN)
         self._processes.watch_ends()
-        self._processes.await_own(self._lane.submit(self._join, store))
+        self._processes.await_own(self._device_thread.submit(self._join, store))
         self._joined = True
         self._processes.await_all(READY)
         for name, module in self._denoisers.items():
@@ -225,7 +229,7 @@ class Ranks:
         if self._processes.fault is not None and self._device.type == "cuda":
             return  # NCCL would wait for ranks that are gone
         try:
-            self._lane.submit(dist.destroy_process_group).result(_LEAVE_S)
+            self._device_thread.submit(dist.destroy_process_group).result(_LEAVE_S)
         except (TimeoutError, RuntimeError) as error:
             _logger.warning("the ranks were left as they are: %s", short_cause(error))
 
@@ -234,7 +238,9 @@ class Ranks:
 
         def run(*call: Any) -> list[Any]:
             with self._lock:
-                made: list[Any] = self._lane.submit(calls.run, name, forward, *call).result()
+                made: list[Any] = self._device_thread.submit(
+                    calls.run, name, forward, *call
+                ).result()
                 return made
 
         def whole(*args: Any, **kwargs: Any) -> Any:
@@ -257,10 +263,10 @@ class Ranks:
         if "_pipeline" in kwargs:  # for parts that are offloaded, which do not go with ranks
             kwargs = {**kwargs, "_pipeline": None}
         packed, _ = pack((args, kwargs), _NOWHERE)
-        self._expect_all(Change(name, method, packed), method)
+        self._expect_all(MethodCall(name, method, packed), method)
 
     def _expect_all(self, message: Any, what: str) -> None:
-        """Have all ranks do what rank 0 did; one that can not is the end of all."""
+        """Have all ranks do what rank 0 did; one that cannot is the end of all."""
         for rank, failed in self._ask(message).items():
             self._processes.fail(
                 f"rank {rank} could not do {what}, which rank 0 did: {failed.cause}"

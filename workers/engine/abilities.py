@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import ModelLoadFailed
-from routing.parameters import FROM_IMAGE_TASKS, Abilities
+from configs.parameters import FROM_IMAGE_TASKS, Abilities
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import FRAME_COUNTS, FRAME_RATES, arguments_of, default_of
 from workers.engine.pipelines import max_prompt_tokens, task_classes

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from configs.errors import InputUnavailable
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 _OPAQUE = 255
 
@@ -34,7 +34,7 @@ class Inputs:
         """Decode the files that `parameters` name, which `read` returns.
 
         Raises:
-            InputUnavailable: One is gone, can not be read, or is no image.
+            InputUnavailable: One is gone, cannot be read, or is no image.
         """
         mask = parameters.mask_image
         return cls(
@@ -80,7 +80,7 @@ def _decoded(name: str, read: Callable[[str], bytes], mode: str) -> Image.Image:
         fault = "it is gone from the output store"
     except Exception as error:  # noqa: BLE001 - any decoder and any file system may fail here
         fault = f"{type(error).__name__}: {error}"
-    raise InputUnavailable(f"the input image {name} can not be read: {fault}")
+    raise InputUnavailable(f"the input image {name} cannot be read: {fault}")
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from routing.parameters import FROM_IMAGE_TASKS, Parameters
+from configs.parameters import FROM_IMAGE_TASKS, Parameters
 from workers.engine.arguments import (
     ONE_IMAGE_FOR_ALL,
     Inputs,
@@ -19,14 +19,14 @@ from workers.engine.arguments import (
     call_arguments,
     is_edit,
 )
-from workers.engine.generation import Generation, Observer
+from workers.engine.generation import Generation, Progress
 
 
-class Seat:
+class Slot:
     """A request, alone or among others that started with it.
 
     Attributes:
-        company: Requests of equal ones may start as one pipeline call; None starts by itself.
+        batch_key: Requests of equal ones may start as one pipeline call; None starts by itself.
         outputs: How many it makes.
         by_itself: Whether it is over for those it started with, and begins anew without them.
         steer_from: Step before which changes of its guidance do not count, since it has run that
@@ -35,17 +35,17 @@ class Seat:
         arrived: When, on the clock of `time.perf_counter`.
     """
 
-    def __init__(self, parameters: Parameters, observer: Observer, inputs: Inputs) -> None:
+    def __init__(self, parameters: Parameters, progress: Progress, inputs: Inputs) -> None:
         """Take the request as it came."""
         self.parameters = parameters
         self.inputs = inputs
-        self.company: Hashable = None
+        self.batch_key: Hashable = None
         self.outputs = parameters.num_outputs_per_prompt
         self.by_itself = False
         self.steer_from = 0
         self.warnings: list[str] = []
         self.arrived = time.perf_counter()
-        self._observer = observer
+        self._progress = progress
         self._told = 0
         self._turn_to_tell = threading.Lock()
         self._ended = threading.Event()
@@ -58,22 +58,22 @@ class Seat:
         return self._ended.is_set()
 
     def tell(self, step: int, steps: int) -> None:
-        """Tell the observer; raises what it raises. Never less than was told before."""
+        """Tell how far it is, never less than before; raises what the `Progress` raises."""
         with self._turn_to_tell:
             self._told = max(self._told, step)
-            self._observer.on_step(self._told, max(steps, self._told))
+            self._progress.on_step(self._told, max(steps, self._told))
 
     def show(self, step: int, picture: Callable[[], Image.Image | None]) -> None:
-        """Show the observer how it looks after `step`, if it wants to see that."""
-        if self.ended or not self._observer.wants_preview():
+        """Show how it looks after `step`, if that is wanted."""
+        if self.ended or not self._progress.wants_preview():
             return
         shown = picture()
         if shown is not None:
-            self._observer.on_preview(step, shown)
+            self._progress.on_preview(step, shown)
 
     def wanted_guidance(self, step: int) -> Mapping[str, float | None]:
         """Return the scales that were changed, by name, if they count from `step` on."""
-        return self._observer.guidance() if step >= self.steer_from else {}
+        return self._progress.guidance() if step >= self.steer_from else {}
 
     def end(self, generation: Generation | None = None, error: BaseException | None = None) -> None:
         """End it; the first end counts."""
@@ -89,12 +89,12 @@ class Seat:
                 self.by_itself = True
                 self._ended.set()
 
-    def anew(self) -> "Seat":
-        """Return a seat for the same request that starts by itself and goes on telling."""
-        seat = Seat(self.parameters, self._observer, self.inputs)
-        seat.steer_from = self.steer_from
-        seat.arrived, seat._told = self.arrived, self._told
-        return seat
+    def anew(self) -> "Slot":
+        """Return a slot for the same request that starts by itself and goes on telling."""
+        slot = Slot(self.parameters, self._progress, self.inputs)
+        slot.steer_from = self.steer_from
+        slot.arrived, slot._told = self.arrived, self._told
+        return slot
 
     def result(self) -> Generation | None:
         """Wait for the end; None where it has to begin anew by itself.
@@ -114,7 +114,7 @@ class Seat:
             del error  # which its traceback would keep, with the tensors of the run
 
 
-# Given as a list, one for each output; anything else is equal for all requests of a company.
+# Given as a list, one for each output; anything else is equal for all requests of a batch.
 _OF_EACH = ("prompt", "negative_prompt", "image", "mask_image")
 
 
@@ -131,12 +131,12 @@ _OWN = {
 }
 
 
-def takes_company(task: str, pipeline_class: Any) -> bool:
+def takes_batches(task: str, pipeline_class: Any) -> bool:
     """Tell whether one call of the pipeline may get an image for each of several requests."""
     return task not in FROM_IMAGE_TASKS or not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL)
 
 
-def company_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> Hashable:
+def batch_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> Hashable:
     """Return what requests have in common that may start together; None where it starts alone."""
     images = len(inputs.images)
     # A list of images is then those of one prompt.
@@ -150,22 +150,22 @@ def company_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> H
     return common, images, inputs.mask is not None, size
 
 
-def company_arguments(seats: Sequence[Seat], pipeline_class: Any) -> dict[str, Any]:
-    """Return the arguments of one call for requests of one company, of a pipeline of that class."""
-    if len(seats) == 1:
-        return call_arguments(seats[0].parameters, pipeline_class, seats[0].inputs)
+def batch_arguments(slots: Sequence[Slot], pipeline_class: Any) -> dict[str, Any]:
+    """Return the arguments of one call for requests of one batch, of a pipeline of that class."""
+    if len(slots) == 1:
+        return call_arguments(slots[0].parameters, pipeline_class, slots[0].inputs)
     calls: list[dict[str, Any]] = []
-    for seat in seats:
-        single = seat.parameters.with_changes({"num_outputs_per_prompt": 1})
-        calls += [call_arguments(single, pipeline_class, seat.inputs)] * seat.outputs
+    for slot in slots:
+        single = slot.parameters.with_changes({"num_outputs_per_prompt": 1})
+        calls += [call_arguments(single, pipeline_class, slot.inputs)] * slot.outputs
     joint = dict(calls[0])
     for name in _OF_EACH:
         if name in joint:
             joint[name] = [call[name] for call in calls]
     joint["generator"] = [
         torch.Generator("cpu").manual_seed(seed)
-        for seat in seats
-        for seed in seat.parameters.seeds()
+        for slot in slots
+        for seed in slot.parameters.seeds()
     ]
     return joint
 
@@ -174,38 +174,38 @@ class OutputRows:
     """Rows of the outputs of several requests, one for each.
 
     Attributes:
-        seats: The requests, in the order of their rows.
+        slots: The requests, in the order of their rows.
         total: Rows of all of them.
     """
 
-    def __init__(self, seats: Sequence[Seat]) -> None:
+    def __init__(self, slots: Sequence[Slot]) -> None:
         """Lay them out."""
-        self.keep(seats)
+        self.keep(slots)
 
-    def keep(self, seats: Sequence[Seat]) -> None:
+    def keep(self, slots: Sequence[Slot]) -> None:
         """Lay out these only, for the others have no rows any more."""
-        self.seats = tuple(seats)
-        ends = list(accumulate(seat.outputs for seat in seats))
+        self.slots = tuple(slots)
+        ends = list(accumulate(slot.outputs for slot in slots))
         self.total = ends[-1]
         self._rows = {
-            seat: slice(end - seat.outputs, end) for seat, end in zip(seats, ends, strict=True)
+            slot: slice(end - slot.outputs, end) for slot, end in zip(slots, ends, strict=True)
         }
 
-    def of(self, seat: Seat) -> slice:
+    def of(self, slot: Slot) -> slice:
         """Return the rows of one request."""
-        return self._rows[seat]
+        return self._rows[slot]
 
-    def of_all(self, seats: Sequence[Seat]) -> list[int]:
+    def of_all(self, slots: Sequence[Slot]) -> list[int]:
         """Return the rows of some of the requests."""
-        return [row for seat in seats for row in range(self.total)[self._rows[seat]]]
+        return [row for slot in slots for row in range(self.total)[self._rows[slot]]]
 
 
 _POLL_S = 0.1
 
 
 class _Ticket:
-    def __init__(self, seat: Seat | None) -> None:
-        self.seat = seat
+    def __init__(self, slot: Slot | None) -> None:
+        self.slot = slot
         self.called = threading.Event()
         self.taken_along = False
 
@@ -225,7 +225,7 @@ class Turns:
         self.most_outputs = 16
         self._lock = threading.Lock()
         self._taken = False
-        self._line: deque[_Ticket] = deque()
+        self._queue: deque[_Ticket] = deque()
         self._coming = 0
         self._nobody_comes = threading.Condition(self._lock)
         self._thread = threading.local()
@@ -245,33 +245,33 @@ class Turns:
     @property
     def waiting(self) -> int:
         """How many wait for their turn."""
-        return len(self._line)
+        return len(self._queue)
 
-    def begin(self, seat: Seat) -> Sequence[Seat]:
-        """Wait for the turn of `seat`; return whom it starts with, itself first.
+    def begin(self, slot: Slot) -> Sequence[Slot]:
+        """Wait for the turn of `slot`; return whom it starts with, itself first.
 
-        Empty where another has taken it along and works for it. It tells its observer every tenth
+        Empty where another has taken it along and works for it. It tells its step every tenth
         of a second while it waits; raises what that raises.
         """
-        steps = seat.parameters.num_inference_steps
-        ticket = self._wait(lambda: seat.tell(0, steps), seat)
+        steps = slot.parameters.num_inference_steps
+        ticket = self._wait(lambda: slot.tell(0, steps), slot)
         if ticket.taken_along:
             return ()
-        company = [seat]
+        batch = [slot]
         with self._lock:
-            if seat.company is not None:
+            if slot.batch_key is not None:
                 self._nobody_comes.wait_for(lambda: not self._coming, self.patience_s)
-                for ticket in [each for each in self._line if _fits(each, seat)]:
-                    if ticket.seat is None or not self._has_room(company, ticket.seat):
+                for ticket in [each for each in self._queue if _fits(each, slot)]:
+                    if ticket.slot is None or not self._has_room(batch, ticket.slot):
                         continue
-                    self._line.remove(ticket)
+                    self._queue.remove(ticket)
                     ticket.taken_along = True
                     ticket.called.set()
-                    company.append(ticket.seat)
-        return company
+                    batch.append(ticket.slot)
+        return batch
 
-    def _has_room(self, company: Sequence[Seat], seat: Seat) -> bool:
-        return sum(each.outputs for each in (*company, seat)) <= self.most_outputs
+    def _has_room(self, batch: Sequence[Slot], slot: Slot) -> bool:
+        return sum(each.outputs for each in (*batch, slot)) <= self.most_outputs
 
     def take(self, tell: Callable[[], None]) -> None:
         """Wait for the turn; `tell` is called every tenth of a second and may raise."""
@@ -280,19 +280,19 @@ class Turns:
     def pass_on(self) -> None:
         """Give the turn to whoever waits first; called by the run that has it."""
         with self._lock:
-            if self._line:
-                self._line.popleft().called.set()
+            if self._queue:
+                self._queue.popleft().called.set()
             else:
                 self._taken = False
 
-    def _wait(self, tell: Callable[[], None], seat: Seat | None) -> _Ticket:
-        ticket = _Ticket(seat)
+    def _wait(self, tell: Callable[[], None], slot: Slot | None) -> _Ticket:
+        ticket = _Ticket(slot)
         with self._lock:
             self._has_come()
             if not self._taken:
                 self._taken = True
                 return ticket
-            self._line.append(ticket)
+            self._queue.append(ticket)
         try:
             while not ticket.called.wait(_POLL_S):
                 tell()
@@ -310,14 +310,14 @@ class Turns:
 
     def _withdraw(self, ticket: _Ticket, error: BaseException) -> None:
         with self._lock:
-            waits = ticket in self._line
+            waits = ticket in self._queue
             if waits:
-                self._line.remove(ticket)
-        if ticket.taken_along and ticket.seat is not None:
-            ticket.seat.end(error=error)
+                self._queue.remove(ticket)
+        if ticket.taken_along and ticket.slot is not None:
+            ticket.slot.end(error=error)
         elif not waits:
             self.pass_on()
 
 
-def _fits(ticket: _Ticket, seat: Seat) -> bool:
-    return ticket.seat is not None and ticket.seat.company == seat.company
+def _fits(ticket: _Ticket, slot: Slot) -> bool:
+    return ticket.slot is not None and ticket.slot.batch_key == slot.batch_key

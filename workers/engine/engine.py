@@ -20,16 +20,16 @@ from configs.errors import (
     OutOfMemory,
     ServingError,
 )
+from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings, ReplicaPlan
-from routing.parameters import Abilities, Parameters
 from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.features.float32_retry import FiniteRuns
-from workers.engine.generation import Generation, Observer, SilentObserver
+from workers.engine.generation import Generation, Progress, SilentProgress
 from workers.engine.loader import finish_settings, load_pipeline
 from workers.engine.runs import PipelineRuns
-from workers.engine.warm_up import WarmUpRequests, is_right_in_company
+from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
 from workers.failures import run_failure, short_cause
 from workers.sharing.rendezvous import Rendezvous
 
@@ -72,7 +72,7 @@ class Engine:
         """Load the model of `plan` onto its devices; takes seconds to minutes.
 
         Raises:
-            ModelLoadFailed: With the model, the cause and a mend.
+            ModelLoadFailed: With the model, the cause and a fix.
         """
         pipe = load_pipeline(plan)
         settings = plan.stage.engine_args.pipeline
@@ -112,18 +112,18 @@ class Engine:
             self.abilities, self._warmup_shapes, steps=100 if self._runs.step_cache.on else None
         )
         for parameters, inputs in requests.of_each_size():
-            self.generate(parameters, SilentObserver(), inputs)
+            self.generate(parameters, SilentProgress(), inputs)
         self.abilities = replace(self.abilities, preview=self._runs.preview.ready)
         # A cache keeps requests apart anyway.
         if self._max_num_seqs > 1 and not self._runs.step_cache.on:
-            self._runs.in_company = [
+            self._runs.batched_tasks = [
                 task
-                for task in self._runs.tasks_for_company
-                if self._is_right_in_company(requests.in_company(task))
+                for task in self._runs.tasks_for_batches
+                if self._is_right_in_batch(requests.in_batch(task))
             ]
 
     def _offer_no_more(self, task: str, failure: GenerationFailed) -> None:
-        """Take away a further task of the parts that the warm-up showed they can not do."""
+        """Take away a further task of the parts that the warm-up showed they cannot do."""
         logger.warning("%s is not offered: %s", task, failure)
         tasks = tuple(each for each in self.abilities.tasks if each != task)
         self.abilities = replace(self.abilities, tasks=tasks)
@@ -145,12 +145,12 @@ class Engine:
         """
         return self._runs.turns.coming()
 
-    def _is_right_in_company(self, parameters: Parameters) -> bool:
+    def _is_right_in_batch(self, parameters: Parameters) -> bool:
         try:
-            return is_right_in_company(
+            return is_right_in_batch(
                 parameters,
                 str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
-                lambda asked, inputs: self.generate(asked, SilentObserver(), inputs),
+                lambda asked, inputs: self.generate(asked, SilentProgress(), inputs),
                 self._runs.serve_at_once,
             )
         except GenerationFailed as failure:
@@ -160,7 +160,7 @@ class Engine:
             return False
 
     def generate(
-        self, parameters: Parameters, observer: Observer, inputs: Inputs | None = None
+        self, parameters: Parameters, progress: Progress, inputs: Inputs | None = None
     ) -> Generation:
         """Make the outputs of one request, whose parameters fit the abilities; thread-safe.
 
@@ -172,17 +172,17 @@ class Engine:
         differently in the last places, unless it is `deterministic`.
 
         Raises:
-            Interrupted: When the observer raised it; the engine is as before the call.
+            Interrupted: When `progress` raised it; the engine is as before the call.
             OutOfMemory: The memory of the run is free again.
             NonFiniteOutput: NaN or infinity came instead of an output, in float32 too.
-            LoraLoadFailed: An adapter can not be read or does not fit; the others are as before.
+            LoraLoadFailed: An adapter cannot be read or does not fit; the others are as before.
             DeviceLost: No run of this process can succeed any more, whoever is to blame.
             GenerationFailed: Anything else the pipeline raised; the log has its traceback.
         """
         try:
             with self._one_at_a_time:
                 return self._finite_runs.serve(
-                    parameters, observer, inputs or Inputs(), self._chunk
+                    parameters, progress, inputs or Inputs(), self._chunk
                 )
         except ServingError:
             raise

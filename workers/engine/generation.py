@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import NonFiniteOutput
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 
 
 class Interrupted(BaseException):
-    """Ends a run at a step boundary; raised by an observer, caught by name in the task alone.
+    """Ends a run at a step boundary; raised by a `Progress`, caught by name in the task alone.
 
     A BaseException, because pipelines contain `except Exception` blocks that would swallow it.
 
     Attributes:
-        reason: The observer's word for it, such as `canceled`, `timeout` or `hand_back`; the engine
-            does not read it.
+        reason: The word of the `Progress` for it, such as `canceled`, `timeout` or `hand_back`;
+            the engine does not read it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -30,7 +30,7 @@ class Interrupted(BaseException):
         self.reason = reason
 
 
-class Observer(Protocol):
+class Progress(Protocol):
     """Sees one run; called from the thread that runs it, one call at a time."""
 
     def on_step(self, step: int, steps: int) -> None:
@@ -62,7 +62,7 @@ class Observer(Protocol):
         """Learn how it looks after `step`: a small RGB picture."""
 
 
-class SilentObserver:
+class SilentProgress:
     """Lets a run go through; used to warm up."""
 
     def on_step(self, step: int, steps: int) -> None:

@@ -173,31 +173,31 @@ def keep_forward(module: torch.nn.Module) -> None:
 
 def compile_blocks(pipe: Any, *, dynamic: bool, backend: str = "inductor") -> None:
     """Compile the repeated blocks of the denoisers; they are built at their first call."""
-    mend = "set it to none"
-    with refusing("diffusion_compile_granularity", "regional", pipe, mend):
+    fix = "set it to none"
+    with refusing("diffusion_compile_granularity", "regional", pipe, fix):
         for denoiser in _denoisers(pipe):
             denoiser.compile_repeated_blocks(dynamic=dynamic or None, backend=backend)
 
 
 @contextmanager
-def refusing(key: str, value: object, pipe: Any, mend: str) -> Iterator[None]:
+def refusing(key: str, value: object, pipe: Any, fix: str) -> Iterator[None]:
     """Turn what is raised inside into a refusal of a key of `engine_args`."""
     try:
         yield
     except ModelLoadFailed:
         raise
     except Exception as error:
-        raise _refusal(key, value, pipe, short_cause(error), mend) from error
+        raise _refusal(key, value, pipe, short_cause(error), fix) from error
 
 
 def _denoisers(pipe: Any) -> list[Any]:
     return list(denoisers(pipe).values())
 
 
-def _refusal(key: str, value: object, pipe: Any, reason: str, mend: str) -> ModelLoadFailed:
+def _refusal(key: str, value: object, pipe: Any, reason: str, fix: str) -> ModelLoadFailed:
     shown = str(value).lower() if isinstance(value, bool) else str(value)
     return ModelLoadFailed(
-        f"engine_args.{key}: {shown} does not go with {type(pipe).__name__}: {reason}; {mend}"
+        f"engine_args.{key}: {shown} does not go with {type(pipe).__name__}: {reason}; {fix}"
     )
 
 
@@ -244,13 +244,13 @@ def _set_attention(pipe: Any, backend: str) -> None:
             f"engine_args.attention_backend: {backend!r} is not one that diffusers has; "
             f"give one of {names}"
         )
-    mend = "install what it needs, or give another such as native"
+    fix = "install what it needs, or give another such as native"
     for denoiser in _denoisers(pipe):
         processors = [getattr(part, "processor", None) for part in denoiser.modules()]
         if not any(hasattr(processor, "_attention_backend") for processor in processors):
             reason = f"{type(denoiser).__name__} chooses its attention itself"
             raise _refusal("attention_backend", backend, pipe, reason, "leave it out")
-        with refusing("attention_backend", backend, pipe, mend):
+        with refusing("attention_backend", backend, pipe, fix):
             denoiser.set_attention_backend(backend)
 
 
@@ -266,8 +266,8 @@ _DAMAGED = "it is damaged; download or copy the model again"
 _NETWORK = "check the network, or give the path of a folder"
 
 
-# Signs in the text of a failure or of its cause, and the mend. The first that is there counts.
-_MENDS = (
+# Signs in the text of a failure or of its cause, and the fix. The first that is there counts.
+_FIXES = (
     ("not one of the libraries", "only parts from diffusers and transformers are served"),
     ("custom code", _OWN_CODE),
     ("attribute name must be string", _OWN_CODE),
@@ -298,7 +298,7 @@ def load_pipeline(plan: ReplicaPlan) -> Any:
     saved in. Weights load from safetensors where the model has them.
 
     Raises:
-        ModelLoadFailed: Whatever went wrong, in one line with a mend.
+        ModelLoadFailed: Whatever went wrong, in one line with a fix.
     """
     args = plan.stage.engine_args
     try:
@@ -366,5 +366,5 @@ def _explain(model: str, error: Exception) -> str:
     if isinstance(error, ImportError):
         return f"{model}: a library is missing: {cause}; install it"
     text = f"{error} {error.__cause__}".lower()
-    mend = next((mend for sign, mend in _MENDS if sign in text), "the replica's log has more")
-    return f"{model}: {cause}; {mend.format(diffusers=diffusers.__version__)}"
+    fix = next((fix for sign, fix in _FIXES if sign in text), "the replica's log has more")
+    return f"{model}: {cause}; {fix.format(diffusers=diffusers.__version__)}"

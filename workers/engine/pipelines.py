@@ -10,7 +10,7 @@ import diffusers
 from transformers import PreTrainedTokenizerBase
 
 from configs.errors import GenerationFailed, ModelLoadFailed
-from routing.parameters import (
+from configs.parameters import (
     FROM_IMAGE_TASKS,
     IMAGE_TO_IMAGE,
     IMAGE_TO_VIDEO,
@@ -21,7 +21,7 @@ from routing.parameters import (
     Parameters,
 )
 from workers.engine.arguments import FRAME_COUNTS, Inputs, arguments_of, left_out
-from workers.engine.batch import Seat, company_arguments, company_of, takes_company
+from workers.engine.batch import Slot, batch_arguments, batch_of, takes_batches
 from workers.engine.schedulers import made_scheduler
 
 # Tokenizers without a limit say 1e30.
@@ -286,17 +286,17 @@ class PipelineCopies:
         return pipe
 
     @property
-    def tasks_for_company(self) -> list[str]:
+    def tasks_for_batches(self) -> list[str]:
         """Tasks whose pipelines may be called for several requests at once."""
-        return [task for task, pipe in self._pipes.items() if takes_company(task, type(pipe))]
+        return [task for task, pipe in self._pipes.items() if takes_batches(task, type(pipe))]
 
-    def company(self, seat: Seat) -> Hashable:
+    def batch(self, slot: Slot) -> Hashable:
         """Return what it has in common with those it may start with; None where it is alone."""
-        return company_of(seat.parameters, seat.inputs, type(self._pipes[seat.parameters.task]))
+        return batch_of(slot.parameters, slot.inputs, type(self._pipes[slot.parameters.task]))
 
-    def arguments(self, seats: Sequence[Seat]) -> dict[str, Any]:
-        """Return the arguments of one call for requests of one company."""
-        return company_arguments(seats, type(self._pipes[seats[0].parameters.task]))
+    def arguments(self, slots: Sequence[Slot]) -> dict[str, Any]:
+        """Return the arguments of one call for requests of one batch."""
+        return batch_arguments(slots, type(self._pipes[slots[0].parameters.task]))
 
     def prompt_warnings(self, parameters: Parameters) -> list[str]:
         """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""

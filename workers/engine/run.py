@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from configs.errors import NonFiniteOutput
-from workers.engine.batch import OutputRows, Seat, Turns
+from workers.engine.batch import OutputRows, Slot, Turns
 from workers.engine.features.guidance import RunningGuidance
 from workers.engine.features.preview import Preview
 from workers.engine.generation import Interrupted, refuse_non_finite
@@ -121,19 +121,19 @@ class Decoder:
         self._slicing = getattr(vae, "use_slicing", None)
         self._whole: dict[str, Any] | None = None
 
-    def prepare(self, rows: OutputRows, kept: Sequence[Seat]) -> None:
+    def prepare(self, rows: OutputRows, kept: Sequence[Slot]) -> None:
         """Have those decoded that are `kept` among the requests of `rows`, which it tells if so.
 
-        They can not be told apart where the autoencoder gets other rows, such as frames; all are
+        They cannot be told apart where the autoencoder gets other rows, such as frames; all are
         decoded then. Large outputs of several requests are decoded one by one: memory as for one
         alone.
         """
-        asked = rows.seats[0].parameters
-        outputs = sum(seat.outputs for seat in kept)
+        asked = rows.slots[0].parameters
+        outputs = sum(slot.outputs for slot in kept)
         pixels = outputs * asked.width * asked.height * (asked.num_frames or 1)
-        if len(rows.seats) > 1 and pixels > _DECODED_AT_ONCE and self._slicing is False:
+        if len(rows.slots) > 1 and pixels > _DECODED_AT_ONCE and self._slicing is False:
             self._vae.use_slicing = True
-        if self._vae is not None and len(kept) < len(rows.seats):
+        if self._vae is not None and len(kept) < len(rows.slots):
             self._leave_out(rows, kept)
 
     def restore(self) -> None:
@@ -149,7 +149,7 @@ class Decoder:
         if _dtype(self._vae) != self._dtype:
             self._vae.to(dtype=self._dtype)
 
-    def _leave_out(self, rows: OutputRows, kept: Sequence[Seat]) -> None:
+    def _leave_out(self, rows: OutputRows, kept: Sequence[Slot]) -> None:
         decode, chosen, total = self._vae.decode, rows.of_all(kept), rows.total
 
         def choose(value: Any) -> Any:
@@ -195,23 +195,23 @@ class DenoisingRun:
     def __init__(
         self,
         pipe: Any,
-        seats: Sequence[Seat],
+        slots: Sequence[Slot],
         turns: Turns,
         member: Member,
         decoder: Decoder,
         preview: Preview,
     ) -> None:
-        """Watch `pipe`, whose scheduler must be its own, for `seats` of one company."""
-        self.steps = seats[0].parameters.num_inference_steps
+        """Watch `pipe`, whose scheduler must be its own, for `slots` of one batch."""
+        self.steps = slots[0].parameters.num_inference_steps
         self.step = 0
-        self.kept = list(seats)
-        self.output_rows = OutputRows(seats)
+        self.kept = list(slots)
+        self.output_rows = OutputRows(slots)
         self.keeps_turn = False
-        self.guidance = RunningGuidance(seats)
+        self.guidance = RunningGuidance(slots)
         self.generators: list[torch.Generator] = []
         self._pipe = pipe
-        self._seats = seats
-        self._rows = OutputRows(seats)
+        self._slots = slots
+        self._rows = OutputRows(slots)
         self._turns = turns
         self._member = member
         self._decoder = decoder
@@ -244,30 +244,30 @@ class DenoisingRun:
         """Name of the noise scheduler."""
         return type(self._pipe.scheduler).__name__
 
-    def timings(self, seat: Seat) -> tuple[float, float, float]:
+    def timings(self, slot: Slot) -> tuple[float, float, float]:
         """Seconds until the first step, from there to the last, and after it; waits included."""
         first = self._ended if self._first_forward is None else self._first_forward
         last = first if self._last_step is None else self._last_step
-        return first - seat.arrived, last - first, self._ended - last
+        return first - slot.arrived, last - first, self._ended - last
 
     def tell(self) -> None:
-        """Tell the observers where the run is; one that raises ends its request.
+        """Tell each `Progress` where the run is; one that raises ends its request.
 
         Raises:
-            BaseException: What the last observer raised, when none is left.
+            BaseException: What the last of them raised, when none is left.
         """
-        if len(self._seats) == 1:
-            self._seats[0].tell(self.step, self.steps)
+        if len(self._slots) == 1:
+            self._slots[0].tell(self.step, self.steps)
             return
         last_words: BaseException | None = None
-        for index, seat in enumerate(self._seats):
-            if self._member.present[index] and not seat.ended:
+        for index, slot in enumerate(self._slots):
+            if self._member.present[index] and not slot.ended:
                 try:
-                    seat.tell(self.step, self.steps)
+                    slot.tell(self.step, self.steps)
                 except BaseException as error:  # noqa: BLE001 - raised where it is waited for
                     last_words = error
-                    seat.end(error=error)
-            self._member.present[index] = not seat.ended
+                    slot.end(error=error)
+            self._member.present[index] = not slot.ended
         try:
             if not any(self._member.present):
                 raise last_words or Interrupted("nobody is left")
@@ -300,8 +300,8 @@ class DenoisingRun:
         self.step += 1
         self.steps = max(self.steps, self.step)
         self._latents = sample
-        for seat in self._seats:
-            seat.show(self.step, partial(self._picture_of, seat))
+        for slot in self._slots:
+            slot.show(self.step, partial(self._picture_of, slot))
         self._at_boundary()
         if self.step < self.steps:
             return result
@@ -311,25 +311,25 @@ class DenoisingRun:
         if not self._holds_turn:
             self._turns.take(self.tell)
             self._holds_turn = True
-        if len(self._seats) > 1:
+        if len(self._slots) > 1:
             self.tell()
-        self.kept = list(itertools.compress(self._seats, self._member.present))
+        self.kept = list(itertools.compress(self._slots, self._member.present))
         self._decoder.prepare(self.output_rows, self.kept)
         return result
 
-    def latents_of(self, seat: Seat) -> torch.Tensor | None:
+    def latents_of(self, slot: Slot) -> torch.Tensor | None:
         """Return the samples of one request after the last step; None where they are not told."""
-        if len(self._seats) == 1 or self._latents is None:
+        if len(self._slots) == 1 or self._latents is None:
             return self._latents
         if len(self._latents) != self._rows.total:
             return None
-        return self._latents[self._rows.of(seat)]
+        return self._latents[self._rows.of(slot)]
 
-    def _picture_of(self, seat: Seat) -> Image.Image | None:
-        latents = self.latents_of(seat)
+    def _picture_of(self, slot: Slot) -> Image.Image | None:
+        latents = self.latents_of(slot)
         if latents is None:
             return None
-        return self._preview.render(latents, seat.parameters.width, seat.parameters.height)
+        return self._preview.render(latents, slot.parameters.width, slot.parameters.height)
 
     def _at_boundary(self) -> None:
         self.tell()
@@ -339,19 +339,19 @@ class DenoisingRun:
             self._latents,
             over=self.step >= self.steps,
         )
-        self._member.present[:] = [not seat.ended for seat in self._seats]
+        self._member.present[:] = [not slot.ended for slot in self._slots]
         if not any(self._member.present):
             raise Interrupted("nobody is left")
 
     def _refuse_non_finite(self, sample: torch.Tensor) -> None:
-        if len(self._seats) == 1 or len(sample) != self._rows.total:
+        if len(self._slots) == 1 or len(sample) != self._rows.total:
             refuse_non_finite(sample, "the denoiser")
             return
-        for seat in self._seats:
+        for slot in self._slots:
             try:
-                refuse_non_finite(sample[self._rows.of(seat)], "the denoiser")
+                refuse_non_finite(sample[self._rows.of(slot)], "the denoiser")
             except NonFiniteOutput as error:
-                seat.end(error=error)
+                slot.end(error=error)
 
     def _pass_turn(self) -> None:
         if self._holds_turn:

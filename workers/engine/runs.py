@@ -1,7 +1,7 @@
-"""Runs of one pipeline: each on a copy of it, for one request or for a company of them.
+"""Runs of one pipeline: each on a copy of it, for one request or for a batch of them.
 
-Requests that wait for their turn to begin and are of one company (``workers.engine.batch``) start
-as one pipeline call. Each is told of its steps, may leave and may fail by itself; where a company
+Requests that wait for their turn to begin and are of one batch (``workers.engine.batch``) start
+as one pipeline call. Each is told of its steps, may leave and may fail by itself; where a batch
 fails as a whole, each of its requests runs by itself. Knows no dtypes, no devices and no Redis.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from PIL import Image
 
+from configs.parameters import Abilities
 from configs.stage_config import PipelineSettings
-from routing.parameters import Abilities
 from workers.devices.chunk import denoisers
 from workers.engine.abilities import DEFAULT_FPS
-from workers.engine.batch import Seat, Turns
+from workers.engine.batch import Slot, Turns
 from workers.engine.features.adapters import Adapters
 from workers.engine.features.preview import Preview
 from workers.engine.features.prompt_cache import PromptCache
@@ -49,7 +49,7 @@ class PipelineRuns:
     """Runs requests, from any number of threads.
 
     Attributes:
-        in_company: Tasks whose requests may start together.
+        batched_tasks: Tasks whose requests may start together.
         rendezvous: Where their loops meet.
         turns: For what they share outside their loops.
         preview: Learns from their outputs how latents look.
@@ -67,7 +67,7 @@ class PipelineRuns:
             settings.prompt_embed_cache_bytes if settings.enable_prompt_embed_cache else 0
         )
         self.step_cache = StepCache(pipe, settings)
-        self.in_company: Collection[str] = ()
+        self.batched_tasks: Collection[str] = ()
         self.turns = Turns()
         self.preview = Preview(abilities.size_multiple)
         self._decoder = Decoder(getattr(pipe, "vae", None))
@@ -95,110 +95,110 @@ class PipelineRuns:
         return self.adapters.names
 
     @property
-    def tasks_for_company(self) -> list[str]:
-        """Tasks whose requests might start together, were that proven right."""
-        return self._copies.tasks_for_company
+    def tasks_for_batches(self) -> list[str]:
+        """Tasks whose requests might start together, were that found right."""
+        return self._copies.tasks_for_batches
 
-    def serve(self, seat: Seat) -> Generation:
+    def serve(self, slot: Slot) -> Generation:
         """Run a request to its end, with those that wait as it does; raises what ends it."""
         if has_stateful_hooks(self._parts):
-            return self._serve_exclusively(seat)
-        if seat.parameters.task in self.in_company:
-            seat.company = self._copies.company(seat)
+            return self._serve_exclusively(slot)
+        if slot.parameters.task in self.batched_tasks:
+            slot.batch_key = self._copies.batch(slot)
         while True:
-            pipe = self._copy_for(seat)
-            company = self.turns.begin(seat)
-            if len(company) == 1:
-                return self._run(pipe, company)[0]
-            if company:
-                self._start_company(pipe, company)
-            generation = seat.result()
+            pipe = self._copy_for(slot)
+            batch = self.turns.begin(slot)
+            if len(batch) == 1:
+                return self._run(pipe, batch)[0]
+            if batch:
+                self._start_batch(pipe, batch)
+            generation = slot.result()
             if generation is not None:
                 return generation
-            seat = seat.anew()
+            slot = slot.anew()
 
-    def serve_at_once(self, seats: Sequence[Seat]) -> list[Generation]:
-        """Run requests of one company, in this thread."""
-        pipe = self._copy_for(seats[0])
+    def serve_at_once(self, slots: Sequence[Slot]) -> list[Generation]:
+        """Run requests of one batch, in this thread."""
+        pipe = self._copy_for(slots[0])
         self.turns.take(lambda: None)
-        return self._run(pipe, seats)
+        return self._run(pipe, slots)
 
-    def _serve_exclusively(self, seat: Seat) -> Generation:
+    def _serve_exclusively(self, slot: Slot) -> Generation:
         """Run a request while no other does, for the denoiser keeps state between its calls."""
-        pipe = self._copy_for(seat)
-        self.turns.begin(seat)
-        return self._run(pipe, [seat], exclusive=True)[0]
+        pipe = self._copy_for(slot)
+        self.turns.begin(slot)
+        return self._run(pipe, [slot], exclusive=True)[0]
 
-    def _copy_for(self, seat: Seat) -> Any:
-        pipe = self._copies.copy_for(seat.parameters, seat.inputs)
-        self.prompts.watch(pipe, lambda: self.adapters.text_state(seat.parameters.lora))
+    def _copy_for(self, slot: Slot) -> Any:
+        pipe = self._copies.copy_for(slot.parameters, slot.inputs)
+        self.prompts.watch(pipe, lambda: self.adapters.text_state(slot.parameters.lora))
         return pipe
 
-    def _start_company(self, pipe: Any, company: Sequence[Seat]) -> None:
-        """Run a company in a thread of its own, which no request's end ends."""
+    def _start_batch(self, pipe: Any, batch: Sequence[Slot]) -> None:
+        """Run a batch in a thread of its own, which no request's end ends."""
         # The process waits for it: a thread that is cut off inside torch aborts the process.
         thread = threading.Thread(
-            target=self._run_company, args=(pipe, company), name="company", daemon=False
+            target=self._run_batch, args=(pipe, batch), name="batch", daemon=False
         )
         try:
             thread.start()
         except RuntimeError as error:  # the host has no thread left
             _logger.warning("no thread for requests that start together: %s", error)
             self.turns.pass_on()
-            for seat in company:
-                seat.run_by_itself()
+            for slot in batch:
+                slot.run_by_itself()
 
-    def _run_company(self, pipe: Any, company: Sequence[Seat]) -> None:
+    def _run_batch(self, pipe: Any, batch: Sequence[Slot]) -> None:
         failure = None
         try:
-            self._run(pipe, company)
+            self._run(pipe, batch)
         except BaseException as error:  # noqa: BLE001 - whose it is shows when each runs by itself
             failure = short_cause(error)
-        if failure is not None and not all(seat.ended for seat in company):
+        if failure is not None and not all(slot.ended for slot in batch):
             _logger.warning(
                 "%d requests that started together failed, each runs by itself: %s",
-                len(company),
+                len(batch),
                 failure,
             )
             torch.cuda.empty_cache()
-        for seat in company:
-            seat.run_by_itself()
+        for slot in batch:
+            slot.run_by_itself()
 
     def _run(
-        self, pipe: Any, seats: Sequence[Seat], *, exclusive: bool = False
+        self, pipe: Any, slots: Sequence[Slot], *, exclusive: bool = False
     ) -> list[Generation]:
         """Run a pipeline copy for those whose turn it is; each that stays gets its end."""
-        asked = seats[0].parameters
+        asked = slots[0].parameters
         with self.rendezvous.member(
             alone=exclusive or asked.deterministic,
             key=asked.lora or None,
-            outputs=[seat.outputs for seat in seats],
+            outputs=[slot.outputs for slot in slots],
         ) as member:
-            run = DenoisingRun(pipe, seats, self.turns, member, self._decoder, self.preview)
+            run = DenoisingRun(pipe, slots, self.turns, member, self._decoder, self.preview)
             run.keeps_turn = exclusive
             self._current.run = run
             try:
                 with torch.inference_mode(), run:
                     run.tell()
-                    for seat in seats:
-                        seat.warnings += self._copies.prompt_warnings(seat.parameters)
-                    output = self._call(pipe, seats, run)
+                    for slot in slots:
+                        slot.warnings += self._copies.prompt_warnings(slot.parameters)
+                    output = self._call(pipe, slots, run)
             finally:
                 del self._current.run
-        if len(seats) == 1:
-            return [self._generation(seats[0], output, run, member)]
+        if len(slots) == 1:
+            return [self._generation(slots[0], output, run, member)]
         rows = run.output_rows
         return [
-            self._generation(seat, output_of(output, rows.of(seat), rows.total), run, member)
-            for seat in run.kept
+            self._generation(slot, output_of(output, rows.of(slot), rows.total), run, member)
+            for slot in run.kept
         ]
 
-    def _call(self, pipe: Any, seats: Sequence[Seat], run: DenoisingRun) -> Any:
-        asked = seats[0].parameters
+    def _call(self, pipe: Any, slots: Sequence[Slot], run: DenoisingRun) -> Any:
+        asked = slots[0].parameters
         self.step_cache.begin(pipe, calls_of(pipe.scheduler, asked.num_inference_steps))
         try:
             with self.adapters.ready(asked.lora, self.rendezvous.held):
-                arguments = self._copies.arguments(seats)
+                arguments = self._copies.arguments(slots)
                 drawn = arguments["generator"]
                 run.generators = drawn if isinstance(drawn, list) else [drawn]
                 return pipe(**run.guidance.watched(arguments, type(pipe)))
@@ -208,18 +208,18 @@ class PipelineRuns:
                 forget_state(self._denoisers)
             free_parts(pipe)
 
-    def _generation(self, seat: Seat, output: Any, run: DenoisingRun, member: Member) -> Generation:
-        parameters = seat.parameters
+    def _generation(self, slot: Slot, output: Any, run: DenoisingRun, member: Member) -> Generation:
+        parameters = slot.parameters
         images: tuple[Image.Image, ...] = ()
         videos: tuple[Video, ...] = ()
         if parameters.makes_video:
             videos = to_videos(frames_in(output), parameters.fps or self._default_fps)
         else:
             images = to_images(images_in(output))
-        latents = run.latents_of(seat)
+        latents = run.latents_of(slot)
         if latents is not None:
             self.preview.learn(latents, images[0] if images else _first_frame(videos[0]))
-        encode_s, denoise_s, decode_s = run.timings(seat)
+        encode_s, denoise_s, decode_s = run.timings(slot)
         generation = Generation(
             images=images,
             videos=videos,
@@ -230,9 +230,9 @@ class PipelineRuns:
             denoise_s=denoise_s,
             decode_s=decode_s,
             batch_mean=member.batch_mean,
-            warnings=(*seat.warnings, *output_warnings(output, images or videos, parameters)),
+            warnings=(*slot.warnings, *output_warnings(output, images or videos, parameters)),
         )
-        seat.end(generation)
+        slot.end(generation)
         return generation
 
     def _before_forward(

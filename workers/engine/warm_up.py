@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import ModelLoadFailed
-from configs.stage_config import WarmupShape
-from routing.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from configs.stage_fields import WarmupShape
 from workers.engine.arguments import Inputs
-from workers.engine.batch import Seat
-from workers.engine.generation import Generation, Interrupted, SilentObserver
+from workers.engine.batch import Slot
+from workers.engine.generation import Generation, Interrupted, SilentProgress
 
 _logger = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ class WarmUpRequests:
                 f"{written} has more than the {abilities.max_frames} frames that the model makes"
             )
 
-    def in_company(self, task: str) -> Parameters:
-        """Return one of the default size that shows whether a task may be run in company."""
+    def in_batch(self, task: str) -> Parameters:
+        """Return one of the default size that shows whether a task may be run in a batch."""
         changes: dict[str, Any] = {"task": task, "strength": None}
         if self._abilities.negative_prompt:
             changes["negative_prompt"] = ""
@@ -109,24 +109,24 @@ def _gray_inputs(parameters: Parameters) -> Inputs:
 _PROMPTS = ("warm-up", "a red circle on a blue ground", "one")
 
 
-# Steps between 0 and 255 that may lie between a picture made alone and one made in company.
+# Steps between 0 and 255 that may lie between a picture made alone and one made in a batch.
 _ROUNDING = {"float32": 2, "float64": 2}
 
 
 _COARSE = 16
 
 
-class _Leaver(SilentObserver):
+class _Leaver(SilentProgress):
     def on_step(self, step: int, steps: int) -> None:
         if step:
             raise Interrupted("it leaves")
 
 
-def is_right_in_company(
+def is_right_in_batch(
     parameters: Parameters,
     dtype: str,
     alone: Callable[[Parameters, Inputs], Generation],
-    together: Callable[[Sequence[Seat]], Sequence[Generation]],
+    together: Callable[[Sequence[Slot]], Sequence[Generation]],
 ) -> bool:
     """Make outputs like `parameters` both ways; whatever goes wrong together means no.
 
@@ -135,12 +135,12 @@ def is_right_in_company(
     """
     asked = [(_own(parameters, seed), _inputs(parameters, seed)) for seed in range(len(_PROMPTS))]
     expected = [alone(*each) for each in asked[:2]]
-    watchers = (SilentObserver(), SilentObserver(), _Leaver())
-    seats = [
-        Seat(each, watcher, inputs) for (each, inputs), watcher in zip(asked, watchers, strict=True)
+    watchers = (SilentProgress(), SilentProgress(), _Leaver())
+    slots = [
+        Slot(each, watcher, inputs) for (each, inputs), watcher in zip(asked, watchers, strict=True)
     ]
     try:
-        made = together(seats)
+        made = together(slots)
         worst = max(map(_difference, made, expected))
     except Exception as error:  # noqa: BLE001 - alone the model serves all the same
         _logger.warning(

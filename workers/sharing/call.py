@@ -19,7 +19,7 @@ from workers.sharing.argument_rules import (
     TIMES,
 )
 from workers.sharing.merging import Arguments, Layout, Unmergeable, layout
-from workers.sharing.stats import BatchLesson
+from workers.sharing.stats import BatchStats
 
 _logger = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class Call:
         owners: The requests that have rows in it, by their numbers among those of the member.
         outputs: For each of them, how many outputs it has.
         layout: None where it must run alone.
-        lesson: What was learnt about its kind; calls of one lesson may share a forward.
+        stats: What was learnt about its kind; calls with the same stats may share a forward.
         arrived: When it came, on the rendezvous' clock.
         shared: How many requests its forward served, its own included.
     """
@@ -228,7 +228,7 @@ class Call:
         self.outputs: Sequence[int] = member.outputs
         self.arguments: Mapping[str, Any] = {}
         self.layout: Layout | None = None
-        self.lesson: BatchLesson | None = None
+        self.stats: BatchStats | None = None
         self.arrived = arrived
         self.shared = self.requests
         self.output: Any = None
@@ -276,13 +276,13 @@ class Call:
         Without a size, into as large ones as are allowed. Rows of requests that left are in none.
         Empty where it is to run as it is.
         """
-        if self.requests == 1 or self.lesson is None or self.rows % sum(self.outputs):
+        if self.requests == 1 or self.stats is None or self.rows % sum(self.outputs):
             return []
         counts, present = self.row_counts, self.member.present
         here = [index for index, owner in enumerate(self.owners) if present[owner]]
         cut = []
         while here:
-            most = size or self.lesson.most([counts[index] for index in here])
+            most = size or self.stats.most([counts[index] for index in here])
             cut.append(here[:most])
             here = here[most:]
         if not cut or len(cut[0]) == self.requests:
@@ -301,7 +301,7 @@ class Call:
         )
         arguments = choose_rows(self.arguments, places, self.rows)
         part = Call(self.forward, (), arguments, self.member, self.arrived)
-        part.arguments, part.lesson = arguments, self.lesson
+        part.arguments, part.stats = arguments, self.stats
         part.layout = replace(self.layout, rows=len(places))
         part.owners = [self.owners[index] for index in indices]
         part.outputs = [self.outputs[index] for index in indices]

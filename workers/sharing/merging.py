@@ -181,7 +181,7 @@ def _understood(name: str, value: Any, shape: _Shape) -> Hashable:
     try:
         part = _part(name, value, shape)
         hash(part)
-    except (TypeError, ValueError, RuntimeError) as error:  # what can not be compared or ordered
+    except (TypeError, ValueError, RuntimeError) as error:  # what cannot be compared or ordered
         raise Unmergeable(name) from error
     return part
 

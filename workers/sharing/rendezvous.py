@@ -11,14 +11,14 @@ from typing import Any
 from workers.patches import method_signature
 from workers.sharing.call import Bell, Call, Forward, Member
 from workers.sharing.shared_forward import run_group
-from workers.sharing.stats import BatchLesson
+from workers.sharing.stats import BatchStats
 
 
-class CallLine:
+class CallQueue:
     """Calls in the order of their coming, and whose next call is worth waiting for.
 
     Attributes:
-        max_wait_s: Longest that the first in line waits for others while the device is free.
+        max_wait_s: Longest that the first in the queue waits for others while the device is free.
         wait_share: The same, in parts of what its forward takes.
         free_since: When the device became free, on the clock of `time.monotonic`.
     """
@@ -43,13 +43,13 @@ class CallLine:
     def join(self, calls: Iterable[Call], member: Member) -> None:
         """Put the calls of a member at the end; others wait for its next ones if it shares any."""
         calls = list(calls)
-        member.kind = calls[0].lesson if calls[0].layout is not None else None
+        member.kind = calls[0].stats if calls[0].layout is not None else None
         if member.kind is not None:
             self._members.add(member)
         self._calls += calls
 
     def remove(self, calls: Iterable[Call]) -> bool:
-        """Take calls out of the line; return whether any was in it."""
+        """Take calls out of the queue; return whether any was in it."""
         here = [call for call in calls if call in self._calls]
         for call in here:
             self._calls.remove(call)
@@ -64,23 +64,23 @@ class CallLine:
         head = self.first
         if head is None:
             return [], 0.0
-        lesson = head.lesson
-        if head.layout is None or lesson is None:
+        stats = head.stats
+        if head.layout is None or stats is None:
             return [head], 0.0
         group, rows = [head], head.rows
-        alike = [call for call in self._calls if call.lesson is lesson]
+        alike = [call for call in self._calls if call.stats is stats]
         for call in alike[1:]:
-            if lesson.allows(rows + call.rows):
+            if stats.allows(rows + call.rows):
                 group.append(call)
                 rows += call.rows
-        awaited = sum(member.kind is lesson for member in self._members)
+        awaited = sum(member.kind is stats for member in self._members)
         here = len({call.member for call in alike})
-        if awaited <= here or not lesson.allows(rows + head.rows):
+        if awaited <= here or not stats.allows(rows + head.rows):
             return group, 0.0
-        return group, self._patience_s(head, lesson)
+        return group, self._patience_s(head, stats)
 
-    def _patience_s(self, head: Call, lesson: BatchLesson) -> float:
-        step_s = lesson.step_s(head.rows)
+    def _patience_s(self, head: Call, stats: BatchStats) -> float:
+        step_s = stats.step_s(head.rows)
         limit = self.max_wait_s
         if step_s is not None:
             limit = min(limit, self.wait_share * step_s)
@@ -93,26 +93,26 @@ class CallLine:
 _KINDS_KEPT = 1000
 
 
-class Lessons:
-    """A lesson for each kind; once there are too many, all are learnt anew."""
+class StatsByKind:
+    """Stats for each kind; once there are too many, all are learnt anew."""
 
     def __init__(self) -> None:
         """Nothing was learnt."""
-        self._lessons: dict[Any, BatchLesson] = {}
+        self._stats: dict[Any, BatchStats] = {}
 
-    def of(self, call: Call) -> BatchLesson | None:
-        """Return the lesson that a call follows and adds to; None for one that runs alone."""
+    def of(self, call: Call) -> BatchStats | None:
+        """Return the stats that a call follows and adds to; None for one that runs alone."""
         if call.layout is None:
             return None
         kind = call.kind
-        lesson = self._lessons.get(kind)
-        if lesson is None:
-            if len(self._lessons) > _KINDS_KEPT:
-                self._lessons.clear()
-            lesson = self._lessons[kind] = BatchLesson()
-        if lesson.pads is False:  # then each length is a kind of its own
-            return self._lessons.setdefault((kind, call.layout.lengths), BatchLesson())
-        return lesson
+        stats = self._stats.get(kind)
+        if stats is None:
+            if len(self._stats) > _KINDS_KEPT:
+                self._stats.clear()
+            stats = self._stats[kind] = BatchStats()
+        if stats.pads is False:  # then each length is a kind of its own
+            return self._stats.setdefault((kind, call.layout.lengths), BatchStats())
+        return stats
 
 
 # What the denoisers are set to after a switch that failed; equal to no key.
@@ -123,21 +123,21 @@ class Rendezvous:
     """Stands before the denoisers of one pipeline.
 
     Attributes:
-        line: The calls that wait, and how long they do.
+        queue: The calls that wait, and how long they do.
         switch: Sets the denoisers to a key; called before forwards of another key than the last,
             while no other forward runs. What it raises is raised in the calls of that key.
     """
 
     def __init__(self, denoisers: Iterable[Any]) -> None:
         """Replace `forward` of the modules; of a thread that is no member calls pass through."""
-        self.line = CallLine()
+        self.queue = CallQueue()
         self.switch: Callable[[Hashable], None] = lambda _: None
         self._served: Counter[int] = Counter()
         self._lock = threading.Lock()
         self._key: Hashable = None
         self._busy = False
         self._holders: deque[Bell] = deque()
-        self._lessons = Lessons()
+        self._stats = StatsByKind()
         self._local = threading.local()
         for module in denoisers:
             module.forward = self._replacement(module)
@@ -185,17 +185,17 @@ class Rendezvous:
     @property
     def waiting(self) -> int:
         """Calls that wait for the others or for the device now."""
-        return len(self.line)
+        return len(self.queue)
 
     def _forget(self, member: Member) -> None:
         with self._lock:
-            self.line.forget(member)
+            self.queue.forget(member)
             self._ring_first()
 
     def _ring_first(self) -> None:
-        """Have the first in line look whether its time has come."""
-        if self.line.first is not None and not self._busy:
-            self.line.first.member.bell.ring()
+        """Have the first in the queue look whether its time has come."""
+        if self.queue.first is not None and not self._busy:
+            self.queue.first.member.bell.ring()
 
     def _replacement(self, module: Any) -> Forward:
         forward: Forward = module.forward
@@ -212,7 +212,7 @@ class Rendezvous:
                 call.describe(names)
             parts = []
             with self._lock:
-                call.lesson = self._lessons.of(call)
+                call.stats = self._stats.of(call)
             if not member.alone:
                 parts = call.parts()
             self._wait_for([part for part, _ in parts] or [call], member)
@@ -225,7 +225,7 @@ class Rendezvous:
     def _wait_for(self, calls: list[Call], member: Member) -> None:
         try:
             with self._lock:
-                self.line.join(calls, member)
+                self.queue.join(calls, member)
                 patience_s = self._run_what_is_due(calls)
             while not _done(calls):
                 member.bell.wait(patience_s)
@@ -238,7 +238,7 @@ class Rendezvous:
         finally:
             if not _done(calls):  # this thread was told to end while it waited
                 with self._lock:
-                    if self.line.remove(calls):
+                    if self.queue.remove(calls):
                         self._ring_first()
 
     def _run_what_is_due(self, calls: list[Call]) -> float | None:
@@ -248,7 +248,7 @@ class Rendezvous:
         long the thread of `calls` may then sleep before it looks again; None is until it is woken.
         """
         while not _done(calls) and not self._busy:
-            group, patience_s = self.line.next_group()
+            group, patience_s = self.queue.next_group()
             if not group:
                 return None
             if patience_s > 0:
@@ -258,12 +258,12 @@ class Rendezvous:
 
     def _run(self, group: list[Call]) -> None:
         """Run a group, with the lock open meanwhile."""
-        self.line.remove(group)
+        self.queue.remove(group)
         self._busy = True
         self._lock.release()
         try:
             if self._set_to(group):
-                run_group(group, group[0].lesson or BatchLesson())
+                run_group(group, group[0].stats or BatchStats())
         finally:
             self._lock.acquire()
             for call in group:
@@ -273,8 +273,8 @@ class Rendezvous:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Let the next use the denoisers: whoever waits to hold them, else the first in line."""
-        self.line.free_since = time.monotonic()
+        """Let the next use the denoisers: whoever waits to hold them, else the first call."""
+        self.queue.free_since = time.monotonic()
         if self._holders:
             self._holders.popleft().ring()
         else:

@@ -12,7 +12,7 @@ from workers.failures import is_out_of_memory, short_cause
 from workers.sharing.call import Call, warn_once
 from workers.sharing.checks import new_differences, worst_excess
 from workers.sharing.merging import Unmergeable, merge, split
-from workers.sharing.stats import BatchLesson
+from workers.sharing.stats import BatchStats
 
 _logger = logging.getLogger(__name__)
 
@@ -56,12 +56,12 @@ class ForwardCost:
             self.free_bytes = torch.cuda.mem_get_info(self._device)[0] + cached
 
 
-def run_group(group: Sequence[Call], lesson: BatchLesson) -> None:
+def run_group(group: Sequence[Call], stats: BatchStats) -> None:
     """Give each call its output or its error; several calls are of one kind."""
     failure, scarce = None, False
-    if len(group) > 1 and _proven(group, lesson) is not False:
+    if len(group) > 1 and _right(group, stats) is not False:
         try:
-            if _run_merged(group, lesson):
+            if _run_merged(group, stats):
                 return
         except BaseException as error:  # noqa: BLE001 - whose it is shows when they run one by one
             failure = short_cause(error)
@@ -71,45 +71,45 @@ def run_group(group: Sequence[Call], lesson: BatchLesson) -> None:
         _logger.warning("%d calls together failed, each runs alone: %s", len(group), failure)
         torch.cuda.empty_cache()
     for call in group:
-        _run_alone(call, lesson)
+        _run_alone(call, stats)
     if failure is not None and scarce:
-        lesson.limit([each for call in group for each in call.row_counts])
+        stats.limit([each for call in group for each in call.row_counts])
     elif failure is not None and all(call.error is None for call in group):
-        _note_proof(group, lesson, right=False)
+        _note_check(group, stats, right=False)
 
 
-def _proven(group: Sequence[Call], lesson: BatchLesson) -> bool | None:
-    return lesson.pads if _is_padded(group) else lesson.proven
+def _right(group: Sequence[Call], stats: BatchStats) -> bool | None:
+    return stats.pads if _is_padded(group) else stats.right
 
 
-def _note_proof(group: Sequence[Call], lesson: BatchLesson, *, right: bool) -> None:
+def _note_check(group: Sequence[Call], stats: BatchStats, *, right: bool) -> None:
     if _is_padded(group):
-        lesson.pads = right
+        stats.pads = right
     else:
-        lesson.proven = right
+        stats.right = right
 
 
 def _is_padded(group: Sequence[Call]) -> bool:
     return len({call.layout.lengths for call in group if call.layout is not None}) > 1
 
 
-def _run_alone(call: Call, lesson: BatchLesson) -> None:
+def _run_alone(call: Call, stats: BatchStats) -> None:
     call.shared = call.requests
     try:
         with ForwardCost(_device(call)) as cost:
             call.output = call.forward(*call.args, **call.kwargs)
         if call.layout is not None:
-            lesson.note(call.row_counts, cost.seconds)
-            lesson.note_memory(call.rows, cost.peak_bytes, cost.free_bytes)
-            _weigh([call], call.row_counts, lesson, cost.seconds)
+            stats.note(call.row_counts, cost.seconds)
+            stats.note_memory(call.rows, cost.peak_bytes, cost.free_bytes)
+            _weigh([call], call.row_counts, stats, cost.seconds)
     except BaseException as error:  # noqa: BLE001 - raised in the thread whose call it is
         call.error = error
     if call.requests > 1 and call.error is not None and is_out_of_memory(call.error):
-        lesson.limit(call.row_counts)
-        _run_in_parts(call, lesson)
+        stats.limit(call.row_counts)
+        _run_in_parts(call, stats)
 
 
-def _run_in_parts(call: Call, lesson: BatchLesson) -> None:
+def _run_in_parts(call: Call, stats: BatchStats) -> None:
     """Run a call that was too large for the memory by smaller ones."""
     parts = call.parts()
     if not parts:
@@ -118,46 +118,46 @@ def _run_in_parts(call: Call, lesson: BatchLesson) -> None:
     call.error = None
     torch.cuda.empty_cache()
     for part, _ in parts:
-        _run_alone(part, lesson)
+        _run_alone(part, stats)
     call.gather(parts)
 
 
-def _run_merged(group: Sequence[Call], lesson: BatchLesson) -> bool:
+def _run_merged(group: Sequence[Call], stats: BatchStats) -> bool:
     """Run the group as one forward; False where its calls have to run one by one."""
     first, rows = group[0], [call.rows for call in group]
     assert first.layout is not None
     try:
         merged = merge([call.arguments for call in group], rows)
-        shown = lesson.shown[_is_padded(group)]
+        shown = stats.shown[_is_padded(group)]
         differences = new_differences(merged, rows, shown)
         with ForwardCost(first.layout.device) as cost:
             output = first.forward(**merged)
         parts = split(output, rows, first.layout.form)
     except Unmergeable as error:
         if error.name == "output":
-            _note_proof(group, lesson, right=False)
+            _note_check(group, stats, right=False)
             warn_once(error.name)
         return False
-    if _proven(group, lesson) is None or differences:
-        _prove(group, parts, lesson)
-        if _proven(group, lesson):
+    if _right(group, stats) is None or differences:
+        _check(group, parts, stats)
+        if _right(group, stats):
             shown |= differences
     else:
         shared = sum(call.requests for call in group)
         for call, part in zip(group, parts, strict=True):
             call.output, call.shared = part, shared
     counts = [each for call in group for each in call.row_counts]
-    lesson.note(counts, cost.seconds)
-    lesson.note_memory(sum(rows), cost.peak_bytes, cost.free_bytes)
-    _weigh(group, counts, lesson, cost.seconds)
+    stats.note(counts, cost.seconds)
+    stats.note_memory(sum(rows), cost.peak_bytes, cost.free_bytes)
+    _weigh(group, counts, stats, cost.seconds)
     return True
 
 
 def _weigh(
-    group: Sequence[Call], counts: Sequence[int], lesson: BatchLesson, together_s: float
+    group: Sequence[Call], counts: Sequence[int], stats: BatchStats, together_s: float
 ) -> None:
     """Where requests of so many rows seem slower together, see what they take one by one."""
-    if not lesson.doubts(counts):
+    if not stats.doubts(counts):
         return
     alone_s = 0.0
     for call in group:
@@ -165,17 +165,17 @@ def _weigh(
             with ForwardCost(_device(part)) as cost:
                 part.forward(**part.arguments)
             alone_s += cost.seconds
-            lesson.note(part.row_counts, cost.seconds)
-    lesson.weigh(counts, together_s, alone_s)
+            stats.note(part.row_counts, cost.seconds)
+    stats.weigh(counts, together_s, alone_s)
 
 
-def _prove(group: Sequence[Call], parts: Sequence[Any], lesson: BatchLesson) -> None:
+def _check(group: Sequence[Call], parts: Sequence[Any], stats: BatchStats) -> None:
     for call in group:
-        _run_alone(call, lesson)
+        _run_alone(call, stats)
     if any(call.error is not None for call in group):
         return
     worst = worst_excess(group, parts, padded=_is_padded(group))
-    _note_proof(group, lesson, right=worst <= 1)
+    _note_check(group, stats, right=worst <= 1)
     if worst > 1:
         _logger.warning(
             "denoiser calls of this kind%s are not shared: merged they differ from what each gives"

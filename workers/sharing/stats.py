@@ -22,19 +22,19 @@ _REST = 200
 _USABLE = 0.8
 
 
-class BatchLesson:
+class BatchStats:
     """One signature's; the rendezvous asks it how many rows may go together.
 
     Attributes:
-        proven: Whether a merged forward gave what its parts gave alone; None before the first.
+        right: Whether a merged forward gave what its parts gave alone; None before the first.
         pads: The same of one for which texts were made longer.
-        shown: Where the calls of proven forwards differed (``workers.sharing.checks``); of
+        shown: Where the calls of checked forwards differed (``workers.sharing.checks``); of
             those for which texts were made longer by themselves, under True.
     """
 
     def __init__(self) -> None:
         """Nothing is known: any number of rows is allowed."""
-        self.proven: bool | None = None
+        self.right: bool | None = None
         self.pads: bool | None = None
         self.shown: dict[bool, set[tuple[str, int]]] = {False: set(), True: set()}
         self._cap: int | None = None
@@ -46,17 +46,17 @@ class BatchLesson:
 
     def allows(self, rows: int) -> bool:
         """Tell whether so many rows of several calls may go together."""
-        if self.proven is False or (self._cap is not None and rows > self._cap):
+        if self.right is False or (self._cap is not None and rows > self._cap):
             return False
         return self._fitting is None or rows <= self._fitting
 
     def most(self, rows: Sequence[int]) -> int:
         """Return how many of the requests with so many rows may go together; at least 1.
 
-        They are taken from the first on. Before anything is proven it is one, so that the first
-        forward of several is one that the rendezvous merges and proves.
+        They are taken from the first on. Before anything is checked it is one, so that the first
+        forward of several is one that the rendezvous merges and checks.
         """
-        if self.proven is None:
+        if self.right is None:
             return 1
         counts = range(len(rows), 1, -1)
         fitting = (count for count in counts if self.allows(sum(rows[:count])))

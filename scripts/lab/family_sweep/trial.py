@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from configs.errors import ServingError
+from configs.parameters import FROM_IMAGE_TASKS, VIDEO_TASKS, Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from routing.parameters import FROM_IMAGE_TASKS, VIDEO_TASKS, Parameters
 from scripts.lab.family_trial import Watcher, pixels, small_inputs, together
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import FRAME_COUNTS, call_arguments
@@ -117,7 +117,7 @@ def _looks(denoiser: Any, reasons: list[str]) -> Any:
     return look
 
 
-_SEATS = 4
+_SLOTS = 4
 
 
 _CANCELED_AT = 2
@@ -170,9 +170,9 @@ def try_folder(folder: Path, called_with: Mapping[str, Any], findings: Findings)
     own = [task for task, pipe in bare.items() if pipe is next(iter(bare.values()))]
     findings.tasks = own
     engine.warm_up()
-    company = [task for task in own if task in engine._runs.in_company]
-    findings.starts = "yes" if company == own else "no"
-    engine._runs.in_company = ()
+    batch = [task for task in own if task in engine._runs.batched_tasks]
+    findings.starts = "yes" if batch == own else "no"
+    engine._runs.batched_tasks = ()
     for task in own:
         asked = small_request(engine, task, called_with)
         expected, steps = _made_bare(bare[task], asked)
@@ -201,7 +201,7 @@ def _plan(folder: Path, called_with: Mapping[str, Any]) -> ReplicaPlan:
     counts = [called_with[name] for name in FRAME_COUNTS if called_with.get(name)]
     if counts:
         defaults["num_frames"] = counts[0]
-    args = EngineArgs(model=str(folder), device="cpu", max_num_seqs=_SEATS)
+    args = EngineArgs(model=str(folder), device="cpu", max_num_seqs=_SLOTS)
     bare = load_pipeline(ReplicaPlan("sweep", 0, StageConfig(0, RuntimeConfig((0,)), args), (0,)))
     _fit(bare, defaults)
     stage = StageConfig(0, RuntimeConfig((0,)), args, default_sampling_params=defaults)

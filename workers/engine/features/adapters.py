@@ -18,9 +18,9 @@ from diffusers.loaders.lora_base import (
 )
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
-from configs.pipeline_schema import LORA_NAME
-from configs.stage_config import LoraSource, PipelineSettings
-from routing.parameters import Lora
+from configs.parameters import Lora
+from configs.stage_config import PipelineSettings
+from configs.stage_fields import LORA_NAME, LoraSource
 from workers.devices.chunk import denoisers
 from workers.failures import is_out_of_memory, short_cause
 
@@ -82,12 +82,12 @@ class AdaptedParts:
         """Load an adapter under a name that PEFT has never had; False where it changes no part.
 
         Raises:
-            Exception: Whatever diffusers raises where it can not be read or does not fit; some of
+            Exception: Whatever diffusers raises where it cannot be read or does not fit; some of
                 it may be in by then.
         """
         self._text_active = None
         options = {"weight_name": source.weight_name, "revision": source.revision}
-        # Layers that are made in inference mode stay so, which quantized weights can not be in.
+        # Layers that are made in inference mode stay so, which quantized weights cannot be in.
         with _quiet(), torch.inference_mode(mode=False), torch.no_grad():
             self._pipe.load_lora_weights(
                 source.path,
@@ -219,7 +219,7 @@ class Adapters:
         The caller has the turn to encode; forwards of the denoiser wait inside `keep_still()`.
 
         Raises:
-            LoraLoadFailed: An adapter can not be read or does not fit; nothing of it stays.
+            LoraLoadFailed: An adapter cannot be read or does not fit; nothing of it stays.
         """
         missing = [each.name for each in wanted if each.name not in self._loaded]
         if missing:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from configs.errors import DeviceLost, NonFiniteOutput
-from routing.parameters import Parameters
+from configs.parameters import Parameters
 from workers import patches
 from workers.devices.chunk import DeviceChunk
 from workers.devices.copies import each_copy
 from workers.engine.arguments import Inputs
-from workers.engine.batch import Seat
-from workers.engine.generation import Generation, Observer, watch_decoder
+from workers.engine.batch import Slot
+from workers.engine.generation import Generation, Progress, watch_decoder
 from workers.engine.runs import PipelineRuns
 from workers.failures import is_device_lost, short_cause
 
@@ -112,9 +112,9 @@ class FiniteRuns:
         watch_decoder(getattr(pipe, "vae", None))
 
     def serve(
-        self, parameters: Parameters, observer: Observer, inputs: Inputs, chunk: DeviceChunk
+        self, parameters: Parameters, progress: Progress, inputs: Inputs, chunk: DeviceChunk
     ) -> Generation:
-        """Run a request to its end; in float32 it is for the observer a run from the start.
+        """Run a request to its end; in float32 its steps are told from the start again.
 
         Raises:
             NonFiniteOutput: NaN or infinity came of it, in float32 too or where that failed.
@@ -122,11 +122,11 @@ class FiniteRuns:
         """
 
         def tell() -> None:
-            observer.on_step(0, parameters.num_inference_steps)
+            progress.on_step(0, parameters.num_inference_steps)
 
         try:
             with self._precision.usual(tell):
-                return self._runs.serve(Seat(parameters, observer, inputs))
+                return self._runs.serve(Slot(parameters, progress, inputs))
         except NonFiniteOutput as error:
             if not (chunk.takes_float32 and self._precision.can_rise):
                 raise
@@ -134,7 +134,7 @@ class FiniteRuns:
         _logger.warning("%s; once more in float32", first)
         try:
             with self._precision.raised(tell, chunk.in_float32()):
-                made = self._runs.serve(Seat(parameters, observer, inputs))
+                made = self._runs.serve(Slot(parameters, progress, inputs))
         except NonFiniteOutput as error:
             raise NonFiniteOutput(f"{error} (in float32 too)") from None
         except DeviceLost:

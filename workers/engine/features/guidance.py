@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 
 from workers.engine.arguments import arguments_of, default_of
-from workers.engine.batch import OutputRows, Seat
+from workers.engine.batch import OutputRows, Slot
 
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
@@ -190,16 +190,16 @@ _ROUNDING = 0.01
 class RunningGuidance:
     """The scales of one pipeline call."""
 
-    def __init__(self, seats: Sequence[Seat]) -> None:
-        """Let `seats`, in the order of their samples, change what they asked for."""
-        self._seats = seats
-        self._rows = OutputRows(seats)
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        """Let `slots`, in the order of their samples, change what they asked for."""
+        self._slots = slots
+        self._rows = OutputRows(slots)
         self._scales: dict[str, RunningScale] = {}
         self._defaults: dict[str, float] = {}
         self._kept: set[str] = set()
         self._steered: set[int] = set()
         # By request and scale: the value before and the one wanted, until it is seen to be read.
-        self._unproven: dict[tuple[int, str], tuple[float, float]] = {}
+        self._unconfirmed: dict[tuple[int, str], tuple[float, float]] = {}
         self._refused: dict[tuple[int, str], float] = {}
         self._factor: float | None = None
 
@@ -225,23 +225,23 @@ class RunningGuidance:
         """See what became of the changes of the last step, and take those for the next.
 
         Of the requests that are `present`. `over` says that there is no next one. Where a request
-        can not change as the others stay, it is sent away to begin anew.
+        cannot change as the others stay, it is sent away to begin anew.
         """
-        for (index, name), (before, wanted) in self._unproven.items():
+        for (index, name), (before, wanted) in self._unconfirmed.items():
             if present[index] and not self._scales[name].used:
                 self._set(index, name, before)
                 self._refuse(index, name, wanted)
-        self._unproven.clear()
+        self._unconfirmed.clear()
         for name, scale in self._scales.items():
             if scale.divided:
-                for index, seat in enumerate(self._seats):
+                for index, slot in enumerate(self._slots):
                     if present[index] and self._value(index, name) != scale.first:
                         self._set(index, name, scale.first)
-                        seat.run_by_itself()
+                        slot.run_by_itself()
             scale.used = scale.divided = False
             scale.samples = None if samples is None else samples.shape
-        for index, seat in enumerate(self._seats):
-            if present[index] and not seat.ended:
+        for index, slot in enumerate(self._slots):
+            if present[index] and not slot.ended:
                 self._hear(index, step, over=over)
 
     def steered_call(self, denoiser: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -249,7 +249,7 @@ class RunningGuidance:
         scale, guidance = self._scales.get("guidance_scale"), kwargs.get("guidance")
         if scale is None or not torch.is_tensor(guidance):
             return None
-        if not self._unproven and scale.alike and scale.values[0] == scale.first:
+        if not self._unconfirmed and scale.alike and scale.values[0] == scale.first:
             return None
         factor = self._factor_of(guidance, scale.first, type(denoiser).__name__)
         if factor is None:
@@ -280,8 +280,8 @@ class RunningGuidance:
         return self._factor
 
     def _hear(self, index: int, step: int, *, over: bool) -> None:
-        seat = self._seats[index]
-        for name, wish in seat.wanted_guidance(step).items():
+        slot = self._slots[index]
+        for name, wish in slot.wanted_guidance(step).items():
             scale = self._scales.get(name)
             wanted = self._defaults.get(name) if wish is None else wish
             if wanted is None or self._refused.get((index, name)) == wanted:
@@ -290,21 +290,21 @@ class RunningGuidance:
                 if scale is None or self._value(index, name) != wanted:
                     self._refuse(index, name, wanted)
             elif self._value(index, name) != wanted:
-                self._unproven[index, name] = self._value(index, name), wanted
+                self._unconfirmed[index, name] = self._value(index, name), wanted
                 self._set(index, name, wanted)
                 if index not in self._steered:  # should it begin anew, it is to change here
                     self._steered.add(index)
-                    seat.steer_from = step
+                    slot.steer_from = step
 
     def _value(self, index: int, name: str) -> float:
-        return self._scales[name].values[self._rows.of(self._seats[index])][0]
+        return self._scales[name].values[self._rows.of(self._slots[index])][0]
 
     def _set(self, index: int, name: str, value: float) -> None:
-        seat = self._seats[index]
-        self._scales[name].values[self._rows.of(seat)] = [value] * seat.outputs
+        slot = self._slots[index]
+        self._scales[name].values[self._rows.of(slot)] = [value] * slot.outputs
 
     def _refuse(self, index: int, name: str, wanted: float) -> None:
         self._refused[index, name] = wanted
         warning = f"{name} could not be changed to {wanted:g} while running"
-        if warning not in self._seats[index].warnings:
-            self._seats[index].warnings.append(warning)
+        if warning not in self._slots[index].warnings:
+            self._slots[index].warnings.append(warning)

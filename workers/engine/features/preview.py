@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-_LESSONS = 16
+_PICTURES = 16
 
 
 _KEPT = 0.8  # weight of what was learnt before against one more picture
@@ -33,7 +33,7 @@ class Preview:
         """Know nothing yet; a token of latents that come as tokens is `cell` x `cell` pixels."""
         self._cell = cell
         self._lock = threading.Lock()
-        self._lessons = 0
+        self._learnt = 0
         self._moments: tuple[torch.Tensor, torch.Tensor] | None = None
         self._weights: torch.Tensor | None = None
         self._spread = 1.0
@@ -50,7 +50,7 @@ class Preview:
         with frames before the rows, or `[n, tokens, channels]`, row by row; of others, nothing is
         learnt.
         """
-        if self._lessons >= _LESSONS:
+        if self._learnt >= _PICTURES:
             return
         cells = self._cells(latents, *picture.size)
         if cells is None or not bool(torch.isfinite(cells).all()):
@@ -61,7 +61,7 @@ class Preview:
         given = _with_constant(cells)
         outer, mixed = given.T @ given / len(given), given.T @ pixels / len(given)
         with self._lock:
-            self._lessons += 1
+            self._learnt += 1
             if self._moments is not None and self._moments[0].shape == outer.shape:
                 outer = _KEPT * self._moments[0] + (1 - _KEPT) * outer
                 mixed = _KEPT * self._moments[1] + (1 - _KEPT) * mixed

@@ -30,7 +30,7 @@ _CONFIGS = {
 _NEED_CONTEXT = frozenset({"first_block_cache", "taylorseer_cache", "mag_cache"})
 
 
-_MEND = "leave cache_backend out"
+_FIX = "leave cache_backend out"
 
 
 class StepCache:
@@ -50,7 +50,7 @@ class StepCache:
         if self._backend is None:
             return
         self._check(pipe)
-        with refusing("cache_backend", self._backend, pipe, _MEND):
+        with refusing("cache_backend", self._backend, pipe, _FIX):
             self._enable(None)
 
     @property
@@ -79,14 +79,14 @@ class StepCache:
             if not hasattr(denoiser, "enable_cache"):
                 raise ModelLoadFailed(
                     f"engine_args.cache_backend: {backend} does not go with {type(pipe).__name__}: "
-                    f"{type(denoiser).__name__} has no caches; {_MEND}"
+                    f"{type(denoiser).__name__} has no caches; {_FIX}"
                 )
         code = inspect.unwrap(type(pipe).__call__).__code__
         if backend in _NEED_CONTEXT and "cache_context" not in code.co_names:
             raise ModelLoadFailed(
                 f"engine_args.cache_backend: {backend} does not go with {type(pipe).__name__}, "
                 "which does not tell the call with the prompt from the one without; "
-                f"{_MEND}, or try pyramid_attention_broadcast"
+                f"{_FIX}, or try pyramid_attention_broadcast"
             )
         known = _options(backend)
         for name in self._options:

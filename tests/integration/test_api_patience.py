@@ -1,4 +1,4 @@
-"""Every call of the door ends in time however Redis fails it, and accepts nothing by halves.
+"""Every call of the API ends in time however Redis fails it, and accepts nothing by halves.
 
 What is measured is what a call's thread waits for, not how long the machine took over it.
 """
@@ -19,8 +19,8 @@ from werkzeug.test import TestResponse
 
 from configs.redis_url import RedisUrl
 from configs.settings import Settings
-from routing.connection import DOOR_PATIENCE_S
-from tests.integration.api_world import ABILITIES, Door, body_of, error_of
+from routing.connection import API_PATIENCE_S
+from tests.integration.api_world import ABILITIES, Api, body_of, error_of
 from tests.network import StallingRelay, mute_port, stalling_relay, swallowing_port
 from tests.pictures import data_url, picture
 from tests.redis_server import free_port
@@ -43,31 +43,31 @@ RED = picture(48, 32)
 WEBHOOK = {"url": "https://example.org/told", "events": ["started", "ended"]}
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 T = TypeVar("T")
-Send = Callable[[Door], TestResponse]
+Send = Callable[[Api], TestResponse]
 # Werkzeug compiles its rules by way of `ast`, in which the threads of CPython 3.11 get mixed up.
-_one_door_at_a_time = threading.Lock()
+_one_api_at_a_time = threading.Lock()
 
 
-def _door(settings: Settings) -> Door:
-    with _one_door_at_a_time:
-        return Door(settings)
+def _api(settings: Settings) -> Api:
+    with _one_api_at_a_time:
+        return Api(settings)
 
 
 def _json(path: str, **fields: Any) -> Send:
-    return lambda door: door.client.post(path, json=fields)
+    return lambda api: api.client.post(path, json=fields)
 
 
 def _form(path: str, **fields: Any) -> Send:
-    def send(door: Door) -> TestResponse:
+    def send(api: Api) -> TestResponse:
         data = {**fields, "prompt": PROMPT, "image": (io.BytesIO(RED), "red.png")}
-        return door.client.post(path, data=data, content_type="multipart/form-data")
+        return api.client.post(path, data=data, content_type="multipart/form-data")
 
     return send
 
 
 SUBMITS: dict[str, Send] = {
     "json": _json("/v1/requests", prompt=PROMPT),
-    "with all": lambda door: door.client.post(
+    "with all": lambda api: api.client.post(
         "/v1/requests",
         json={"prompt": PROMPT, "image": data_url(RED), "webhook": WEBHOOK, "expires_in": 60},
         headers={"Idempotency-Key": "mine"},
@@ -81,29 +81,29 @@ HELD_SUBMITS: dict[str, Send] = {
     "edits": _form("/v1/images/edits"),
     "chat": _json("/v1/chat/completions", messages=[{"role": "user", "content": PROMPT}]),
 }
-OTHERS: dict[str, Callable[[Door, str], TestResponse]] = {
-    "get": lambda door, known: door.get(f"/v1/requests/{known}"),
-    "list": lambda door, _: door.get("/v1/requests"),
-    "videos": lambda door, _: door.get("/v1/videos"),
-    "patch": lambda door, known: door.patch(known, timeout=50),
-    "cancel": lambda door, known: door.post(f"/v1/requests/{known}/cancel"),
-    "delete": lambda door, known: door.delete(f"/v1/requests/{known}"),
-    "events": lambda door, known: door.get(f"/v1/requests/{known}/events"),
-    "models": lambda door, _: door.get("/v1/models"),
-    "replicas": lambda door, _: door.get("/v1/replicas"),
-    "drain": lambda door, _: door.post("/v1/replicas/replica0/drain"),
-    "ready": lambda door, _: door.get("/ready"),
-    "metrics": lambda door, _: door.get("/metrics"),
+OTHERS: dict[str, Callable[[Api, str], TestResponse]] = {
+    "get": lambda api, known: api.get(f"/v1/requests/{known}"),
+    "list": lambda api, _: api.get("/v1/requests"),
+    "videos": lambda api, _: api.get("/v1/videos"),
+    "patch": lambda api, known: api.patch(known, timeout=50),
+    "cancel": lambda api, known: api.post(f"/v1/requests/{known}/cancel"),
+    "delete": lambda api, known: api.delete(f"/v1/requests/{known}"),
+    "events": lambda api, known: api.get(f"/v1/requests/{known}/events"),
+    "models": lambda api, _: api.get("/v1/models"),
+    "replicas": lambda api, _: api.get("/v1/replicas"),
+    "drain": lambda api, _: api.post("/v1/replicas/replica0/drain"),
+    "ready": lambda api, _: api.get("/ready"),
+    "metrics": lambda api, _: api.get("/metrics"),
 }
 
 
 @dataclass
 class Place:
-    """A door behind a relay to Redis, in a corner of Redis of its own, with a ready replica."""
+    """An API behind a relay to Redis, in a corner of Redis of its own, with a ready replica."""
 
     relay: StallingRelay
-    door: Door
-    direct: Door
+    api: Api
+    direct: Api
 
     def records(self) -> list[str]:
         """Return the ids of all requests, asked for behind the relay's back."""
@@ -120,20 +120,20 @@ def _place(settings: Settings, name: str) -> Iterator[Place]:
     )
     ((_, port),) = RedisUrl.parse(settings.redis_url).hosts
     with stalling_relay(port) as relay:
-        direct = _door(own)
+        direct = _api(own)
         direct.replica().load(ALL)
-        door = _door(replace(own, redis_url=f"redis://127.0.0.1:{relay.port}/0"))
+        api = _api(replace(own, redis_url=f"redis://127.0.0.1:{relay.port}/0"))
         try:
-            yield Place(relay, door, direct)
+            yield Place(relay, api, direct)
         finally:
             relay.heal()
-            door.close()
+            api.close()
             direct.close()
 
 
-def _in_time(door: Door, send: Send) -> TestResponse:
+def _in_time(api: Api, send: Send) -> TestResponse:
     with counted_waits() as waits:
-        answer = send(door)
+        answer = send(api)
     assert waits.endless == []
     assert waits.seconds < PROMISED_S, waits.seconds
     return answer
@@ -170,15 +170,15 @@ def test_every_call_is_answered_in_time_where_redis_is_away(
     redis_client: Redis,
     away: Callable[[], AbstractContextManager[int]],
 ) -> None:
-    others = {name: lambda door, call=call: call(door, "req_1") for name, call in OTHERS.items()}
+    others = {name: lambda api, call=call: call(api, "req_1") for name, call in OTHERS.items()}
     calls: dict[str, Send] = {**SUBMITS, **HELD_SUBMITS, **others}
     with away() as port:
         url = f"redis://127.0.0.1:{port}/0"
 
         def case(_name: str, send: Send) -> None:
-            door = _door(replace(api_settings, redis_url=url, webhook_secret=SECRET))
-            _refused(_in_time(door, send))
-            door.close()
+            api = _api(replace(api_settings, redis_url=url, webhook_secret=SECRET))
+            _refused(_in_time(api, send))
+            api.close()
 
         _all_at_once(case, *calls.items())
 
@@ -186,9 +186,9 @@ def test_every_call_is_answered_in_time_where_redis_is_away(
 def _commands(settings: Settings, name: str, send: Send) -> int:
     """Return how many commands come before the one that records the request, and it."""
     with _place(settings, name) as place, ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(send, place.door)
+        sent = pool.submit(send, place.api)
         wait_until(lambda: sent.done() or place.records(), END_S, "the request to be recorded")
-        place.door.service.held_calls.close()
+        place.api.service.held_calls.close()
         answer = sent.result(END_S)
         assert place.records(), answer.get_data(as_text=True)
         with_prompt = [PROMPT.encode() in command for command in place.relay.commands]
@@ -205,11 +205,11 @@ def test_a_submit_in_which_redis_hangs_is_recorded_or_refused(
     def refused(route: str, answered: int, send: Send) -> None:
         with _place(api_settings, f"{route}-{answered}") as place:
             place.relay.stall_after(answered, keep_last=keep_last)
-            _refused(_in_time(place.door, send))
+            _refused(_in_time(place.api, send))
             place.relay.heal()
-            place.door.service.router.withdraw()
+            place.api.service.router.withdraw()
             if route == "with all":  # its client finds it by the key, if it was recorded
-                again = body_of(_in_time(place.door, send))["id"]
+                again = body_of(_in_time(place.api, send))["id"]
                 assert place.records() == [again]
             else:
                 assert place.records() == []
@@ -217,7 +217,7 @@ def test_a_submit_in_which_redis_hangs_is_recorded_or_refused(
     def accepted(route: str, answered: int, send: Send) -> None:
         with _place(api_settings, f"{route}-{answered}") as place:
             place.relay.stall_after(answered, keep_last=keep_last)
-            request_id = body_of(_in_time(place.door, send))["id"]
+            request_id = body_of(_in_time(place.api, send))["id"]
             assert place.records() == [request_id]
 
     recording = {
@@ -241,7 +241,7 @@ def test_any_call_in_which_redis_hangs_is_answered_in_time(
     api_settings: Settings, redis_client: Redis
 ) -> None:
     def case(
-        route: str, answered: int, call: Callable[[Door, str], TestResponse]
+        route: str, answered: int, call: Callable[[Api, str], TestResponse]
     ) -> tuple[str, bool]:
         """Whether Redis hung before the call was done."""
         with _place(api_settings, f"{route}-{answered}") as place:
@@ -249,7 +249,7 @@ def test_any_call_in_which_redis_hangs_is_answered_in_time(
             if answered % 2:
                 assert place.direct.replica().load(ALL).claim().id == known
             place.relay.stall_after(answered)
-            answer = _in_time(place.door, lambda door: call(door, known))
+            answer = _in_time(place.api, lambda api: call(api, known))
             if answer.status_code != 503:
                 assert answer.status_code < 400, answer.get_data(as_text=True)
             return route, place.relay.stalled
@@ -266,8 +266,8 @@ def test_answers_that_are_each_in_time_do_not_add_up(
 
     def case(route: str, send: Send) -> None:
         with _place(api_settings, route) as place:
-            place.relay.delay_each(DOOR_PATIENCE_S / 2.5)
-            _refused(_in_time(place.door, send))
+            place.relay.delay_each(API_PATIENCE_S / 2.5)
+            _refused(_in_time(place.api, send))
 
     _all_at_once(case, *{**SUBMITS, **HELD_SUBMITS}.items())
 
@@ -280,9 +280,9 @@ def test_a_drain_of_many_has_its_patience_for_each_that_moves(
         for _ in range(30):
             assert place.direct.submit().status_code == 202
         place.direct.replica("replica1").load(ALL)
-        assert place.door.get("/v1/replicas").status_code == 200  # a connection that stands
-        place.relay.delay_each(DOOR_PATIENCE_S / 40)
-        answer = place.door.post("/v1/replicas/replica0/drain")
+        assert place.api.get("/v1/replicas").status_code == 200  # a connection that stands
+        place.relay.delay_each(API_PATIENCE_S / 40)
+        answer = place.api.post("/v1/replicas/replica0/drain")
         assert answer.status_code == 200, answer.get_data(as_text=True)
         assert body_of(answer)["waiting"] == 0
         assert body_of(place.direct.get("/v1/replicas/replica1"))["waiting"] == 30

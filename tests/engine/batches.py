@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from configs.parameters import Parameters
 from configs.stage_config import PipelineSettings
-from routing.parameters import Parameters
 from scripts.lab.family_trial import pixels
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
@@ -19,12 +19,12 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
 from workers.engine.generation import Interrupted
-from workers.sharing.stats import BatchLesson
+from workers.sharing.stats import BatchStats
 
 TIMEOUT_S = 60
 
 
-class Company:
+class Batches:
     """An engine and threads whose requests all wait while the turn is held by another."""
 
     def __init__(self, pipe: Any, **defaults: Any) -> None:
@@ -67,7 +67,7 @@ class Company:
         started = []
         for number, request in enumerate(zip(asked, watchers, inputs, strict=True), start=1):
             started.append(self.pool.submit(self.engine.generate, *request))
-            wait_until(partial(self._wait_as, number), TIMEOUT_S, "the line")
+            wait_until(partial(self._wait_as, number), TIMEOUT_S, "the queue")
         gate.open()
         with pytest.raises(Interrupted):
             holder.result(TIMEOUT_S)
@@ -86,7 +86,7 @@ class Company:
             return forward(sample)
 
         monkeypatch.setattr(self.pipe.unet.conv_in, "forward", counted)
-        monkeypatch.setattr(BatchLesson, "doubts", lambda *_: False)  # which would count rows again
+        monkeypatch.setattr(BatchStats, "doubts", lambda *_: False)  # which would count rows again
         return rows
 
     def spoil(self, monkeypatch: pytest.MonkeyPatch, row: int, of: int) -> None:

@@ -1,4 +1,4 @@
-"""Companies of requests with several outputs: each output has rows of its own."""
+"""Batches of requests with several outputs: each output has rows of its own."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from configs.errors import NonFiniteOutput
-from routing.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
+from configs.parameters import IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
 from scripts.lab.family_trial import pixels
-from tests.engine.company import TIMEOUT_S, Canceler, Company, Last, difference
-from tests.engine.company_requests import OUTPUTS, TASKS, of_task, results, several_outputs
+from tests.engine.batch_requests import OUTPUTS, TASKS, of_task, results, several_outputs
+from tests.engine.batches import TIMEOUT_S, Batches, Canceler, Last, difference
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
@@ -25,13 +25,13 @@ def asked(parameters: MakeParameters) -> list[Parameters]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_requests_of_several_outputs_start_together_and_each_output_is_that_of_its_seed(
-    company: Company, asked: list[Parameters], task: str
+    batches: Batches, asked: list[Parameters], task: str
 ):
     asked, inputs = of_task(asked, task)
-    alone = company.alone(asked, inputs)
+    alone = batches.alone(asked, inputs)
     watchers = [Recorder() for _ in asked]
-    made = results(company.start(asked, watchers, inputs))
-    assert (company.encoded, company.decoded) == ([6, 6], [6])
+    made = results(batches.start(asked, watchers, inputs))
+    assert (batches.encoded, batches.decoded) == ([6, 6], [6])
     assert max(map(difference, made, alone)) <= 1
     for generation, each, own, watcher in zip(made, asked, inputs, watchers, strict=True):
         assert generation.batch_mean == 3
@@ -39,7 +39,7 @@ def test_requests_of_several_outputs_start_together_and_each_output_is_that_of_i
         assert list(dict.fromkeys(watcher.calls))[1 - 7 :] == [(step, 6) for step in range(1, 7)]
         for index, seed in enumerate(each.seeds()):
             single = each.with_changes({"seed": seed, "num_outputs_per_prompt": 1})
-            expected = company.engine.generate(single, Recorder(), own)
+            expected = batches.engine.generate(single, Recorder(), own)
             assert np.abs(pixels(generation, index) - pixels(expected)).max() <= 1
 
 
@@ -48,19 +48,19 @@ def test_requests_of_several_outputs_start_together_and_each_output_is_that_of_i
     [(TEXT_TO_IMAGE, 0), (TEXT_TO_IMAGE, 2), (IMAGE_TO_IMAGE, 0), (INPAINT, 1), (INPAINT, 2)],
 )
 def test_one_that_is_canceled_takes_all_its_rows_along(
-    company: Company,
+    batches: Batches,
     asked: list[Parameters],
     task: str,
     who: int,
     monkeypatch: pytest.MonkeyPatch,
 ):
     asked, inputs = of_task(asked, task)
-    alone = company.alone(asked, inputs)
-    rows = company.count_rows(monkeypatch)
+    alone = batches.alone(asked, inputs)
+    rows = batches.count_rows(monkeypatch)
     gate = Gate()
     watchers: list[Any] = [Last(gate) for _ in asked]
     watchers[who] = Canceler(at=2)
-    made = company.start(asked, watchers, inputs)
+    made = batches.start(asked, watchers, inputs)
     with pytest.raises(Interrupted):
         made[who].result(TIMEOUT_S)
     gate.open()
@@ -68,29 +68,29 @@ def test_one_that_is_canceled_takes_all_its_rows_along(
     for index in stayed:
         assert difference(made[index].result(TIMEOUT_S), alone[index]) <= 1
     outputs = sum(OUTPUTS[index] for index in stayed)
-    assert company.decoded == [outputs]
+    assert batches.decoded == [outputs]
     assert sum(rows) == 2 * (6 * outputs + 2 * OUTPUTS[who])
 
 
 def test_one_output_of_nan_fails_its_request_and_no_other(
-    company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
+    batches: Batches, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
 ):
-    alone = company.alone(asked)
-    company.spoil(monkeypatch, row=4, of=6)
-    made = company.start(asked, [Recorder() for _ in asked])
+    alone = batches.alone(asked)
+    batches.spoil(monkeypatch, row=4, of=6)
+    made = batches.start(asked, [Recorder() for _ in asked])
     with pytest.raises(NonFiniteOutput):
         made[2].result(TIMEOUT_S)
     assert max(map(difference, results(made[:2]), alone[:2])) <= 1
-    assert company.decoded == [3]
+    assert batches.decoded == [3]
 
 
 def test_what_the_memory_does_not_hold_runs_by_parts_that_cut_no_request(
     asked: list[Parameters], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    company = Company(load_pipeline(plan()))
-    alone = company.alone(asked)
+    batches = Batches(load_pipeline(plan()))
+    alone = batches.alone(asked)
     rows: list[int] = []
-    forward = company.pipe.unet.conv_in.forward
+    forward = batches.pipe.unet.conv_in.forward
 
     def scarce(sample: torch.Tensor):
         if len(sample) > 6:
@@ -98,25 +98,25 @@ def test_what_the_memory_does_not_hold_runs_by_parts_that_cut_no_request(
         rows.append(len(sample))
         return forward(sample)
 
-    monkeypatch.setattr(company.pipe.unet.conv_in, "forward", scarce)
-    made = results(company.start(asked, [Recorder() for _ in asked]))
-    company.pool.shutdown()
+    monkeypatch.setattr(batches.pipe.unet.conv_in, "forward", scarce)
+    made = results(batches.start(asked, [Recorder() for _ in asked]))
+    batches.pool.shutdown()
     assert max(map(difference, made, alone)) <= 1
     assert "need too much memory" in caplog.text or "failed, each runs alone" in caplog.text
     # Two outputs and one, and three, each with and without guidance.
     assert rows[-2:] == [6, 6]
-    assert company.decoded == [6]
+    assert batches.decoded == [6]
 
 
-def test_each_sees_how_its_own_first_output_looks(company: Company, asked: list[Parameters]):
+def test_each_sees_how_its_own_first_output_looks(batches: Batches, asked: list[Parameters]):
     asked = [each.with_changes({"preview": index > 0}) for index, each in enumerate(asked)]
     alone = [Recorder(preview=True) for _ in asked]
     for each, watcher in zip(asked, alone, strict=True):
-        company.engine.generate(each, watcher)
-    company.encoded.clear()
+        batches.engine.generate(each, watcher)
+    batches.encoded.clear()
     together = [Recorder(preview=True) for _ in asked]
-    results(company.start(asked, together))
-    assert company.encoded == [6, 6]
+    results(batches.start(asked, together))
+    assert batches.encoded == [6, 6]
     for one, other in zip(alone, together, strict=True):
         assert [step for step, _ in other.previews] == [step for step, _ in one.previews]
         shown = [np.asarray(watcher.previews[-1][1]).astype(int) for watcher in (one, other)]
@@ -125,27 +125,27 @@ def test_each_sees_how_its_own_first_output_looks(company: Company, asked: list[
 
 
 def test_guidance_of_one_with_several_outputs_changes_where_it_would_have(
-    company: Company, asked: list[Parameters]
+    batches: Batches, asked: list[Parameters]
 ):
-    alone = company.alone(asked)
-    steered = company.engine.generate(asked[0], Steerer(3, guidance_scale=8.0))
+    alone = batches.alone(asked)
+    steered = batches.engine.generate(asked[0], Steerer(3, guidance_scale=8.0))
     assert difference(steered, alone[0]) > 8
     alone[0] = steered
-    company.encoded.clear()
-    made = results(company.start(asked, [Steerer(3, guidance_scale=8.0), Recorder(), Recorder()]))
+    batches.encoded.clear()
+    made = results(batches.start(asked, [Steerer(3, guidance_scale=8.0), Recorder(), Recorder()]))
     assert max(map(difference, made, alone)) <= 1
     assert (made[0].steps, made[0].warnings) == (6, ())
-    assert company.encoded == [6, 6]
+    assert batches.encoded == [6, 6]
 
 
-def test_no_more_outputs_start_together_than_may_and_the_rest_are_the_next_company(
-    company: Company, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
+def test_no_more_outputs_start_together_than_may_and_the_rest_are_the_next_batch(
+    batches: Batches, asked: list[Parameters], monkeypatch: pytest.MonkeyPatch
 ):
     asked += [asked[1].with_changes({"seed": 40}), asked[0].with_changes({"seed": 50})]
-    alone = company.alone(asked)
-    monkeypatch.setattr(company.engine._runs.turns, "most_outputs", 4)
-    made = results(company.start(asked, [Recorder() for _ in asked]))
+    alone = batches.alone(asked)
+    monkeypatch.setattr(batches.engine._runs.turns, "most_outputs", 4)
+    made = results(batches.start(asked, [Recorder() for _ in asked]))
     assert max(map(difference, made, alone)) <= 1
-    # Two, one and one; those of three and of two find no room and are too many for one company.
-    assert company.encoded[:2] == [4, 4]
-    assert sorted(company.decoded) == [2, 3, 4]
+    # Two, one and one; those of three and of two find no room and are too many for one batch.
+    assert batches.encoded[:2] == [4, 4]
+    assert sorted(batches.decoded) == [2, 3, 4]

@@ -1,4 +1,4 @@
-"""Proofs of merging in half precision, whose rounding is coarse: wrong rows show all the same."""
+"""Checks of merging in half precision, whose rounding is coarse: wrong rows show all the same."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from routing.parameters import FROM_IMAGE_TASKS, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
+from configs.parameters import FROM_IMAGE_TASKS, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_IMAGE, Parameters
 from scripts.lab.family_trial import small_inputs
-from tests.engine.company import TIMEOUT_S
+from tests.engine.batches import TIMEOUT_S
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Generation
 
