@@ -6,17 +6,18 @@ What they make is noise; what they cost is that of their kind. Knows nothing of 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
 import transformers
 
+from configs.settings import REPOSITORY
+
 untyped_diffusers: Any = diffusers
 
 
-BUNDLED = Path(__file__).parents[1] / "models" / "tiny"
+BUNDLED = REPOSITORY / "models" / "tiny"
 
 
 _TOKENIZER = BUNDLED / "tokenizer"

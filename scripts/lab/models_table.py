@@ -12,17 +12,15 @@ from pathlib import Path
 
 import torch
 
+from configs.settings import REPOSITORY
 from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_trial import Trial, try_family
 from workers.engine.schedulers import SOLVERS
 
-_REPOSITORY = Path(__file__).parents[1]
-
-
 COLUMNS = 10
 
 
-PAGE = _REPOSITORY / "docs" / "models.md"
+PAGE = REPOSITORY / "docs" / "models.md"
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ def page(names: Iterable[str], rows: Sequence[str]) -> str:
 
 def trial_of(name: str, folder: Path) -> Trial:
     """Try one family; `folder` is an empty one."""
-    bundled = _REPOSITORY / "models" / "tiny"
+    bundled = REPOSITORY / "models" / "tiny"
     return try_family(bundled if name == "tiny" else save_family(name, folder))
 
 
