@@ -1,6 +1,7 @@
 """Writes docs/models.md: what each family can do, as its tiny pipeline showed when it was run.
 
-`python -m scripts.lab.models_table` prints the page; `--write` puts it where it belongs.
+`python -m scripts.lab.models_table` prints the page; `--write` puts it where it belongs, `--settings`
+only the table of known settings, for which nothing is run.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import torch
 from configs.settings import REPOSITORY
 from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_trial import Trial, try_family
+from scripts.lab.settings_table import settings_section, with_settings
 from workers.engine.schedulers import SOLVERS
 
 COLUMNS = 10
@@ -186,7 +188,8 @@ def page(names: Iterable[str], rows: Sequence[str]) -> str:
         f"| {TITLES[name].hint} |"
         for name in names
     ]
-    return _HEAD + "\n".join(rows) + "\n" + _LEGEND + "\n".join(models) + "\n" + _FOOT
+    tried = _HEAD + "\n".join(rows) + "\n" + _LEGEND + "\n".join(models) + "\n" + _FOOT
+    return tried + settings_section()
 
 
 def trial_of(name: str, folder: Path) -> Trial:
@@ -199,7 +202,13 @@ def main() -> None:
     """Try every family, and print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} in docs/")
+    parser.add_argument(
+        "--settings", action="store_true", help="write the table of known settings alone"
+    )
     options = parser.parse_args()
+    if options.settings:
+        PAGE.write_text(with_settings(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     trials = {}
