@@ -1,8 +1,7 @@
 """Which devices this machine has, and what a replica's process must be told to use its own only.
 
-It looks at the environment it is given, at device files and at the affinity of the process, and
-never imports torch: everything here must be known before torch is first imported. It starts
-nothing, and changes nothing but the affinity of the process, when asked to.
+It reads the environment, device files and the affinity of the process. All of it must be known
+before torch is first imported.
 """
 
 import os
@@ -176,8 +175,8 @@ def _absent(stage: StageConfig, kind: DeviceKind, machine: Machine) -> list[tupl
     if kind == "cuda" and count == 0:
         cores = _counted(machine.count_of("cpu"), "cpu")
         fault = (
-            "'cuda' is asked for, and this machine has no CUDA device; write device: cpu to use "
-            f"its {cores}, or start it where there is one"
+            "'cuda' is not available: this machine has no CUDA device; write device: cpu to use "
+            f"its {cores}"
         )
         return [("engine_args.device", fault)]
     absent = [device for device in stage.runtime.devices if device >= count]
@@ -186,8 +185,8 @@ def _absent(stage: StageConfig, kind: DeviceKind, machine: Machine) -> list[tupl
     names = ", ".join(str(device) for device in absent)
     have = f"this machine has {_counted(count, kind)}, {_numbers(count)}"
     if kind == "cpu" and stage.engine_args.device == "auto":
-        have = f"{have} (and no CUDA device, so that device numbers are CPU cores)"
-    fix = "name devices it has, and no more replicas than fit (num_replicas)"
+        have = f"{have}, and no CUDA device"
+    fix = "use these, or lower num_replicas"
     fault = f"asks for {_plural(len(absent), 'device')} {names}; {have}; {fix}"
     return [("runtime.devices", fault)]
 
@@ -197,8 +196,8 @@ def _shared(
 ) -> list[tuple[str, str]]:
     """Devices of the stage that an earlier stage has already: (path below the stage, fault)."""
     fault = (
-        "device {number} ({noun} {number}) is already that of {owner}; "
-        "give each stage devices of its own"
+        "device {number} ({noun} {number}) is already used by {owner}; "
+        "give each stage its own devices"
     )
     return [
         (

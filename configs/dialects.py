@@ -4,21 +4,106 @@
     stage_args   the same under `stage_args`, with a `runtime` of the whole file beside it
     deploy       stages: [{stage_id, devices, num_replicas, max_num_seqs, ...}], flat, of 0.30
 
-Keys that the service does not have are taken out: listed where they change nothing, refused by name
-where they would. Every path in a message is the one that stands in the file. Knows the schemas'
-keys; checks no value of them.
+Keys that the service does not have are removed: listed where they change nothing, refused by name
+where they would. Every path in a message is the one that stands in the file.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
-from configs.deploy_dialect import FILE_WIDE, PARALLEL, unfold_stage
-from configs.dialect_fields import BY_PLACE, Dialect, Place, Translation
-from configs.stage_schema import EngineArgsSchema, RuntimeSchema
+from marshmallow import ValidationError
+
+from configs.errors import FieldError
+from configs.fields import with_value
+from configs.foreign_keys import BY_PLACE, Place
+from configs.stage_schema import EngineArgsSchema, ParallelConfigSchema, RuntimeSchema, StageSchema
+
+Dialect = Literal["reference", "stage_args", "deploy"]
+
+
+_NO_MODEL: Final = (
+    "is missing; write it here, or on the command line "
+    "(python -m scripts.serve MODEL --stage-configs-path FILE)"
+)
+_ELSEWHERE: Final = re.compile(r", which belongs under (?:runtime|engine_args(?:\.\w+)?)")
+_HOME: Final = re.compile(r"under (?:runtime|engine_args)(?![.\w])")
+
+
+@dataclass
+class Translation:
+    """A stage file in the reference dialect, and how it differs from what was written.
+
+    Attributes:
+        dialect: Which one it was.
+        document: In the reference dialect; not yet checked.
+        faults: Keys that are refused because the service does not have them.
+        ignored: Paths, as written, of keys that change nothing here.
+        names: Paths of the document, to where the same stands in the file.
+    """
+
+    dialect: Dialect
+    document: dict[Any, Any]
+    faults: list[FieldError] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def written(self, path: str) -> str:
+        """Return where in the file the thing stands that has this path in the document."""
+        for prefix in sorted(self.names, key=len, reverse=True):
+            rest = path.removeprefix(prefix)
+            if path.startswith(prefix) and (not rest or rest[0] in ".["):
+                return self.names[prefix] + rest
+        return self._flat(path) if self.dialect == "deploy" else path
+
+    def reworded(self, fault: FieldError) -> FieldError:
+        """Return the fault with its paths as they stand in the file."""
+        message = fault.message
+        no_model = fault.code == "missing" and fault.param.endswith(".engine_args.model")
+        if no_model and self.dialect != "reference":
+            message = _NO_MODEL
+        if self.dialect == "stage_args":
+            message = message.replace("stages[", "stage_args[")
+        elif self.dialect == "deploy":
+            message = self._flat(_HOME.sub("in the stage itself", _ELSEWHERE.sub("", message)))
+        return FieldError(self.written(fault.param), message, fault.code)
+
+    @staticmethod
+    def _flat(text: str) -> str:
+        return text.replace("engine_args.", "").replace("runtime.", "")
+
+    def ignore(self, path: str) -> None:
+        """Note a key that changes nothing; `path` is that of the document."""
+        written = self.written(path)
+        if written not in self.ignored:
+            self.ignored.append(written)
+
+    def refuse(self, path: str, value: Any, reason: str) -> None:
+        """Note a key that is refused; `path` is that of the document."""
+        self.faults.append(FieldError(self.written(path), with_value(reason, value)))
+
+
+# Pipeline-wide settings: each stage has them unless it says otherwise.
+FILE_WIDE: Final = (
+    "dtype",
+    "quantization",
+    "trust_remote_code",
+    "distributed_executor_backend",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "data_parallel_size",
+    "pipeline_parallel_size",
+)
+PARALLEL: Final = frozenset(
+    {*ParallelConfigSchema().fields, *BY_PLACE["parallel_config"], "sequence_parallel_size"}
+)
+_STAGE: Final = frozenset(StageSchema().fields) | BY_PLACE["stage"].keys()
+_RUNTIME: Final = frozenset(RuntimeSchema().fields) | (
+    BY_PLACE["runtime"].keys() - BY_PLACE["engine_args"].keys()
+)
 
 _FILE: Final = frozenset({*BY_PLACE["file"], *FILE_WIDE, "platforms"})
-
-
 _FLAT: Final = frozenset(
     {
         *EngineArgsSchema().fields,
@@ -27,8 +112,6 @@ _FLAT: Final = frozenset(
         *PARALLEL,
     }
 )
-
-
 RENAMED: Final = (
     ("runtime", "max_batch_size", "max_num_seqs"),
     ("engine_args", "max_batch_size", "max_num_seqs"),
@@ -80,7 +163,7 @@ def _take_file_runtime(found: Translation) -> None:
     runtime = found.document.pop("runtime", None)
     if not isinstance(runtime, Mapping):
         if runtime is not None:
-            found.refuse("runtime", runtime, "is not a mapping; take it out")
+            found.refuse("runtime", runtime, "is not a mapping; remove it")
         return
     for key, value in runtime.items():
         if key == "edges" and value:
@@ -88,7 +171,7 @@ def _take_file_runtime(found: Translation) -> None:
         elif key in {"edges", "enabled", "defaults", "connectors"}:
             found.ignored.append(f"runtime.{key}")
         else:
-            found.refuse(f"runtime.{key}", value, "is unknown here; take it out")
+            found.refuse(f"runtime.{key}", value, "is an unknown key; remove it")
 
 
 def _sift_file(found: Translation) -> None:
@@ -97,13 +180,13 @@ def _sift_file(found: Translation) -> None:
     if platforms is None:
         return
     if not isinstance(platforms, Mapping):
-        found.refuse("platforms", platforms, "is not a mapping; take it out")
+        found.refuse("platforms", platforms, "is not a mapping; remove it")
         return
     for name in platforms:
         if name in _OTHER_PLATFORMS:
             found.ignored.append(f"platforms.{name}")
         else:
-            reason = "is not laid over the stages here; write its values into the stages themselves"
+            reason = "is not supported; write its values into the stages"
             found.refuse(f"platforms.{name}", None, reason)
 
 
@@ -164,7 +247,7 @@ def _refuse_eager_compiling(found: Translation, engine_args: dict[Any, Any], pat
     """Where a file says both, vLLM-Omni does not compile, and this service would."""
     granularity = engine_args.get("diffusion_compile_granularity")
     if engine_args.get("enforce_eager") is True and granularity not in (None, "none"):
-        reason = f"forbids what diffusion_compile_granularity ({granularity}) asks for; keep one"
+        reason = f"contradicts diffusion_compile_granularity ({granularity}); keep one"
         found.refuse(f"{path}.enforce_eager", engine_args.pop("enforce_eager"), reason)
 
 
@@ -177,5 +260,129 @@ def _drop_sequence_size(found: Translation, parallel: dict[Any, Any], path: str)
     if isinstance(ulysses, int) and isinstance(ring, int) and size == ulysses * ring:
         found.ignore(f"{path}.sequence_parallel_size")
     else:
-        reason = "is not ulysses_degree x ring_degree; write those, and leave this one out"
+        reason = "is not ulysses_degree x ring_degree; write those two instead"
         found.refuse(f"{path}.sequence_parallel_size", size, reason)
+
+
+_Sections = dict[str, dict[Any, Any]]
+
+
+def unfold_stage(notes: Translation, entry: Mapping[Any, Any], path: str) -> dict[Any, Any]:
+    """Return the stage in the reference's sections; a stage without a kind is a diffusion stage."""
+    stage: dict[Any, Any] = {"stage_type": "diffusion"}
+    sections: _Sections = {"runtime": {}, "engine_args": {}}
+    for key in FILE_WIDE:
+        if notes.document.get(key) is not None:
+            _put(notes, sections, key, notes.document[key], (path, key))
+    for key, value in entry.items():
+        if key in _STAGE and key not in sections:
+            stage[key] = value
+        elif key not in sections and key != "parallel_config":
+            _put(notes, sections, key, value, (path, f"{path}.{key}"))
+    parallel = {"parallel_config": entry.get("parallel_config")}
+    for section, values, where in (
+        ("engine_args", parallel, path),
+        ("runtime", entry.get("runtime"), f"{path}.runtime"),
+        ("engine_args", entry.get("engine_args"), f"{path}.engine_args"),
+    ):
+        _lay_over(notes, sections, section, values, (path, where))
+    _deal_template(notes, sections, path)
+    return {**stage, **sections}
+
+
+def _lay_over(
+    notes: Translation, sections: _Sections, section: str, values: Any, places: tuple[str, str]
+) -> None:
+    """Lay a nested section over the flat keys; `places` are paths of the stage and the section."""
+    path, where = places
+    if values is not None and not isinstance(values, Mapping):
+        notes.refuse(where, values, "is not a mapping; write its keys into the stage itself")
+        return
+    for key, value in (values or {}).items():
+        written = f"{where}.{key}"
+        if key == "parallel_config" and isinstance(value, Mapping):
+            for inner, degree in value.items():
+                _put_degree(notes, sections, inner, degree, (path, f"{written}.{inner}"))
+        elif key == "parallel_config" and value is not None:
+            notes.names[written] = written  # as it stands there, and not flat
+            notes.refuse(written, value, "is not a mapping; write `key: value` lines beneath it")
+        elif value is not None:
+            _set(notes, sections[section], key, value, (f"{path}.{section}.{key}", written))
+
+
+def _put(
+    notes: Translation, sections: _Sections, key: Any, value: Any, places: tuple[str, str]
+) -> None:
+    """Put a flat key where the reference has it; `places` are the stage's path and the key's."""
+    path, written = places
+    if key in PARALLEL:
+        _put_degree(notes, sections, key, value, places)
+        return
+    section = "runtime" if key in _RUNTIME else "engine_args"
+    _set(notes, sections[section], key, value, (f"{path}.{section}.{key}", written))
+
+
+def _put_degree(
+    notes: Translation, sections: _Sections, key: Any, value: Any, places: tuple[str, str]
+) -> None:
+    path, written = places
+    degrees = sections["engine_args"].setdefault("parallel_config", {})
+    _set(notes, degrees, key, value, (f"{path}.engine_args.parallel_config.{key}", written))
+
+
+def _set(
+    notes: Translation, section: dict[Any, Any], key: Any, value: Any, places: tuple[str, str]
+) -> None:
+    """Set a key; a stage may differ from the whole file, and nothing may differ from itself."""
+    place, written = places
+    earlier = notes.names.get(place, "")
+    if earlier.startswith("stages[") and section.get(key) not in (None, value):
+        notes.names[place] = written
+        notes.refuse(place, value, f"differs from {earlier}; keep one of the two")
+        return
+    if value is not None or key not in section:
+        section[key] = value
+        notes.names[place] = written
+
+
+def _deal_template(notes: Translation, sections: _Sections, path: str) -> None:
+    """Devices of one replica's length are a template: replica r has those r lengths further on."""
+    runtime, replicas = sections["runtime"], sections["runtime"].get("num_replicas")
+    numbers = _numbers(runtime.get("devices"))
+    each = _devices_per_replica(sections["engine_args"].get("parallel_config"))
+    if not isinstance(replicas, int) or replicas < 2 or numbers is None or len(numbers) != each:
+        return
+    if sorted(numbers) != list(range(each)):
+        notes.refuse(
+            f"{path}.runtime.devices",
+            runtime["devices"],
+            f"has the length of one replica ({each}), so it is a template for each of {replicas}; "
+            f"write 0 to {each - 1}, each once, or all {replicas * each} devices",
+        )
+        del runtime["devices"]
+        return
+    runtime["devices"] = [
+        replica * each + place for replica in range(replicas) for place in numbers
+    ]
+
+
+def _numbers(devices: Any) -> list[int] | None:
+    """The device numbers, or None where they are not all numbers."""
+    if isinstance(devices, bool):
+        return None
+    entries = str(devices).split(",") if isinstance(devices, str | int) else devices
+    if not isinstance(entries, list):
+        return None
+    texts = [str(entry).strip() for entry in entries]
+    return [int(text) for text in texts] if all(text.isdecimal() for text in texts) else None
+
+
+def _devices_per_replica(parallel: Any) -> int:
+    """What the schema makes of the degrees; 0 where it refuses them."""
+    known = ParallelConfigSchema().fields
+    served = {key: value for key, value in (parallel or {}).items() if key in known}
+    try:
+        size: int = ParallelConfigSchema().load(served).world_size
+    except ValidationError:
+        return 0
+    return size

@@ -2,8 +2,7 @@
 
 Each class carries its public face: the HTTP status, the `code` a client may branch on, and whether
 the same request may be sent again as it is. The text of an error names the field, the value that
-was found and the way to fix it. This module knows no HTTP library; `api/errors.py` alone turns
-these into responses, and the request record alone stores them.
+was found and the way to fix it. `api/errors.py` turns these into responses.
 
     stage file, environment ── ConfigurationError ──► launcher prints it, exits non-zero
     client → api ── MalformedRequest, InvalidRequest, NotFound, Conflict, TooLarge ──► 4xx

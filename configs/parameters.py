@@ -7,49 +7,23 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
 TEXT_TO_IMAGE: Final = "text-to-image"
-
-
 IMAGE_TO_IMAGE: Final = "image-to-image"
-
-
 INPAINT: Final = "inpaint"
-
-
 TEXT_TO_VIDEO: Final = "text-to-video"
-
-
 IMAGE_TO_VIDEO: Final = "image-to-video"
-
-
 TASKS: Final = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT, TEXT_TO_VIDEO, IMAGE_TO_VIDEO)
-
-
 IMAGE_TASKS: Final = frozenset({TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT})
-
-
 VIDEO_TASKS: Final = frozenset({TEXT_TO_VIDEO, IMAGE_TO_VIDEO})
-
-
 FROM_IMAGE_TASKS: Final = frozenset({IMAGE_TO_IMAGE, INPAINT, IMAGE_TO_VIDEO})
-
-
 IMAGE_FORMATS: Final = ("png", "jpeg", "webp")
-
-
 VIDEO_FORMATS: Final = ("mp4",)
-
-
 OUTPUT_FORMATS: Final = (*IMAGE_FORMATS, *VIDEO_FORMATS)
-
-
 MEDIA_TYPES: Final = {
     "png": "image/png",
     "jpeg": "image/jpeg",
     "webp": "image/webp",
     "mp4": "video/mp4",
 }
-
-
 _MOST_WORK: Final = 10**12  # a million waiting ones still add up within 64 bits
 
 
@@ -133,6 +107,11 @@ class Parameters:
     def makes_video(self) -> bool:
         """Whether its outputs are videos."""
         return self.task in VIDEO_TASKS
+
+    @property
+    def kind(self) -> str:
+        """The kind of its outputs: ``image`` or ``video``."""
+        return "video" if self.makes_video else "image"
 
     def seeds(self) -> tuple[int, ...]:
         """Return one seed per output: ``seed``, ``seed + 1``, and so on."""

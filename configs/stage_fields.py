@@ -29,15 +29,15 @@ def locate_model(value: str) -> str:
     if not _is_path(value):
         if _HUB_ID.match(value):
             return value
-        raise ValueError(f"is neither a folder here nor a hub id; {_FIX}")
+        raise ValueError(f"is not a folder or a hub id; {_FIX}")
     # Not resolved: behind a link, the name as written is the model's name to clients.
     folder = os.path.abspath(os.path.expanduser(value))
     if not os.path.exists(folder):
-        raise ValueError(f"is not there: {folder} does not exist; {_FIX}")
+        raise ValueError(f"is not a folder: {folder} does not exist; {_FIX}")
     if not os.path.isdir(folder):
         raise ValueError(f"is not a folder: {folder} is a file; {_FIX}")
     if not os.path.isfile(os.path.join(folder, "model_index.json")):
-        raise ValueError(f"holds no pipeline: {folder} has no model_index.json; {_FIX}")
+        raise ValueError(f"is not a pipeline: {folder} has no model_index.json; {_FIX}")
     return folder
 
 
@@ -88,9 +88,9 @@ class Devices(fields.Field[tuple[int, ...]]):
 def _device_fault(entry: Any) -> str | None:
     """What is wrong with one entry of a device list, or None when it is a device number."""
     if isinstance(entry, str) and entry.lower() in {"cpu", "cuda", "auto"}:
-        return f"is a kind of device, which belongs under engine_args.device (device: {entry})"
+        return f"is a kind of device; write it under engine_args (device: {entry})"
     if entry == "":
-        return "has an empty place between its commas"
+        return "has an empty entry"
     text = str(entry)
     if isinstance(entry, bool) or not isinstance(entry, int | str) or not _WHOLE.match(text):
         return f"names device {entry!r}, which is not a whole number"
@@ -120,13 +120,13 @@ class Environment(fields.Field[dict[str, str]]):
 def _variable_fault(name: Any, content: Any) -> str | None:
     """What is wrong with one environment variable, or None when it can be set."""
     if not isinstance(name, str) or not name or not name.isprintable() or "=" in name:
-        return "is not a name an environment variable can have; use letters, digits and _"
+        return "is not a name for an environment variable; use letters, digits and _"
     if name in _PLANNED_BY_DEVICES:
-        return "cannot be set here: it is set from runtime.devices; name the devices there"
+        return "cannot be set here; runtime.devices sets it"
     if isinstance(content, bool) or not isinstance(content, str | int | float):
         return 'is not text; put it in quotes, such as "1"'
     if "\0" in str(content):
-        return "holds a zero byte; take it out"
+        return "contains a zero byte; remove it"
     return None
 
 
@@ -162,7 +162,7 @@ def _existing(path: str, kind: str) -> str:
     full = os.path.abspath(os.path.expanduser(path))
     right = {"file": os.path.isfile, "folder": os.path.isdir}.get(kind, os.path.exists)
     if not right(full):
-        raise ValidationError(f"names no {kind} that is there: {full}; give the path of one")
+        raise ValidationError(f"is not an existing {kind}: {full}; give the path of one")
     return full
 
 
@@ -192,7 +192,7 @@ class WarmupShapes(fields.Field[tuple[WarmupShape, ...]]):
     def _shape(self, entry: Any) -> WarmupShape:
         match = _SHAPE.match(entry) if isinstance(entry, str) else None
         if match is None:
-            raise ValidationError(f"holds {entry!r}, which is no size; {_SHAPE_FIX}")
+            raise ValidationError(f"contains {entry!r}, which is not a size; {_SHAPE_FIX}")
         width, height, frames = match.groups()
         return WarmupShape(int(width), int(height), int(frames) if frames else None)
 
@@ -254,8 +254,8 @@ class LoraModules(fields.Field[dict[str, LoraSource]]):
 def _lora_name(name: Any) -> str:
     if not isinstance(name, str) or not LORA_NAME.match(name):
         raise ValidationError(
-            "is no name for an adapter; use letters, digits and . _ - after a letter or digit, "
-            "64 at most"
+            "is not a name for an adapter; use up to 64 letters, digits and . _ - after a letter "
+            "or digit"
         )
     return name
 
@@ -265,14 +265,14 @@ def _lora_source(entry: Any) -> LoraSource:
         entry = {"path": entry}
     known = {"path", "weight_name", "revision"}
     if not isinstance(entry, Mapping) or not entry.keys() <= known or "path" not in entry:
-        raise ValidationError(f"is neither text nor a mapping with path; {_LORA_FIX}")
+        raise ValidationError(f"is not text or a mapping with path; {_LORA_FIX}")
     for name, text in entry.items():
         if not isinstance(text, str) or not text.strip():
             raise ValidationError(f"has {name} {text!r}, which is not text; {_LORA_FIX}")
     weight = entry.get("weight_name", _LORA_ENDING)
     if os.path.isabs(weight) or ".." in weight.split("/") or not weight.endswith(_LORA_ENDING):
         raise ValidationError(
-            f"has weight_name {weight!r}, which is no {_LORA_ENDING} file in the folder; "
+            f"has weight_name {weight!r}, which is not a {_LORA_ENDING} file in the folder; "
             f"{_LORA_FIX}"
         )
     path = entry["path"].strip()
@@ -280,7 +280,9 @@ def _lora_source(entry: Any) -> LoraSource:
         path = _existing(path, "file or folder")
         if os.path.isfile(path):
             if not path.endswith(_LORA_ENDING):
-                raise ValidationError(f"names {path}, which is no {_LORA_ENDING} file; {_LORA_FIX}")
+                raise ValidationError(
+                    f"names {path}, which is not a {_LORA_ENDING} file; {_LORA_FIX}"
+                )
             path, weight = os.path.split(path)
             return LoraSource(path, weight, entry.get("revision"))
     return LoraSource(path, entry.get("weight_name"), entry.get("revision"))

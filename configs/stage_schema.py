@@ -33,29 +33,26 @@ def parallel_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         yield "world_size", [reason]
     if "device_map" in data and degrees:
         names = " and ".join(degrees)
-        yield "device_map", [f"puts parts on devices, and {names} share each call; leave out one"]
+        yield (
+            "device_map",
+            [f"spreads parts over devices, while {names} split each call; leave one out"],
+        )
     elif "device_map" in data and world_size < 2:
         yield "device_map", ["needs several devices; set world_size, or leave it out"]
 
 
 _OFFLOADS: Final = ("enable_cpu_offload", "enable_layerwise_offload")
-
-
 _KEEPS_STATE: Final = (
-    "keeps state from step to step of one request, so that requests cannot share steps; "
+    "keeps state between the steps of one request, so requests cannot share steps; "
     "set max_num_seqs to 1"
 )
-
-
 _MOVES_PARTS: Final = (
-    "moves whole parts to and fro, which requests that share steps would do to each other; "
+    "moves whole parts of the pipeline, which requests that share steps use at the same time; "
     "set max_num_seqs to 1, or use enable_layerwise_offload"
 )
-
-
 _COMPILES_ANEW: Final = (
-    "does not go with adapters (lora_dir, lora_modules), each of which would compile anew; "
-    "take one out"
+    "cannot be combined with adapters (lora_dir, lora_modules), each of which would compile "
+    "again; remove one of the two"
 )
 
 
@@ -64,19 +61,22 @@ def _pair_faults(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     offload = next((key for key in _OFFLOADS if data.get(key)), None)
     devices = getattr(data.get("parallel_config"), "world_size", 1)
     if all(data.get(key) for key in _OFFLOADS):
-        yield _OFFLOADS[1], f"does not go with {_OFFLOADS[0]}; choose one of the two"
+        yield _OFFLOADS[1], f"cannot be combined with {_OFFLOADS[0]}; remove one of the two"
     if cache and data.get("max_num_seqs", 1) > 1:
         yield "cache_backend", _KEEPS_STATE
     if data.get("cache_config") and not cache:
-        yield "cache_config", "is for a cache_backend, and none is named; name one"
+        yield "cache_config", "needs cache_backend; set it, or remove cache_config"
     if data.get("enable_cpu_offload") and data.get("max_num_seqs", 1) > 1:
         yield "enable_cpu_offload", _MOVES_PARTS
     for key in (*_OFFLOADS, *(("cache_backend",) if cache else ())):
         if data.get(key) and devices > 1:
-            yield key, f"is for one device, and a replica has {devices}; set world_size to 1"
+            yield key, f"supports one device, and a replica has {devices}; set world_size to 1"
     if data.get("lora_dir") or data.get("lora_modules"):
         if offload:
-            yield offload, "does not go with adapters (lora_dir, lora_modules); take one out"
+            yield (
+                offload,
+                "cannot be combined with adapters (lora_dir, lora_modules); remove one of the two",
+            )
         if data.get("diffusion_compile_granularity") == "regional":
             yield "diffusion_compile_granularity", _COMPILES_ANEW
 
@@ -87,16 +87,16 @@ def kind_fault(stage: Mapping[Any, Any]) -> str | None:
     if kind == "diffusion":
         return None
     if kind is None:
-        return "is missing; write stage_type: diffusion, the only kind served here"
+        return "is missing; write stage_type: diffusion, the only kind that is supported"
     runtime = stage.get("runtime")
     replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
-    fix = "take the stage out, or write stage_type: diffusion if its model is a diffusers pipeline"
+    fix = "remove the stage, or write stage_type: diffusion for a diffusers pipeline"
     if replicas is not None and replicas != 1:  # it may be anything, a list too
         return (
-            f"is not a diffusion stage and has runtime.num_replicas {replicas!r}: only diffusion "
-            f"stages can have replicas, and no other kind is served here; {fix}"
+            f"is not supported and has runtime.num_replicas {replicas!r}: only diffusion stages "
+            f"can have replicas; {fix}"
         )
-    return f"is not a diffusion stage, the only kind served here; {fix}"
+    return f"is not supported: only diffusion stages are; {fix}"
 
 
 def count_fault(devices: tuple[int, ...], replicas: int, each: int) -> str:
@@ -123,12 +123,12 @@ def twin_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, dict[str, 
         for earlier, other in enumerate(stages[:index]):
             if stage.stage_id == other.stage_id:
                 faults["stage_id"] = [
-                    f"is already that of stages[{earlier}]; give each stage its own number"
+                    f"is already the stage_id of stages[{earlier}]; use another number"
                 ]
             if stage.model_name == other.model_name:
                 reason = (
-                    f"makes {stage.model_name!r} the name of this model, as of stages[{earlier}]; "
-                    "clients could not tell them apart; give one a served_model_name of its own"
+                    f"gives this model the name {stage.model_name!r}, which stages[{earlier}] has; "
+                    "set another served_model_name"
                 )
                 named = stage.engine_args.served_model_name is not None
                 faults["engine_args"] = {"served_model_name" if named else "model": [reason]}
@@ -141,7 +141,7 @@ _UNSERVED: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_para
 
 def _unserved_degree(instead: str) -> fields.Integer:
     """A degree that can only be 1 here."""
-    reason = f"is a way to split a model that is not served here; leave it out; {instead}"
+    reason = f"is not supported; leave it out: {instead}"
     return fields.Integer(
         strict=True, error_messages={"invalid": reason}, validate=validate.Equal(1, error=reason)
     )
@@ -155,7 +155,7 @@ class ParallelConfigSchema(SectionSchema):
 
     section = "under engine_args.parallel_config"
 
-    tensor_parallel_size = _unserved_degree("ulysses_degree shares each call among devices")
+    tensor_parallel_size = _unserved_degree("ulysses_degree splits each call over devices")
     pipeline_parallel_size = _unserved_degree("device_map: balanced puts parts on several devices")
     data_parallel_size = _unserved_degree("runtime.num_replicas serves more requests at a time")
 
@@ -188,7 +188,7 @@ class QuantizationSchema(SectionSchema):
     def _build(self, data: dict[str, Any], **_: Any) -> Quantization:
         file = data.get("gguf_file")
         if (data["method"] == "gguf") != (file is not None):
-            reason = "is needed by method gguf, and by that alone"
+            reason = "is required with method gguf and refused with others"
             raise ValidationError({"gguf_file": [reason]})
         return Quantization(**{**data, "components": tuple(data.get("components", ()))})
 
@@ -303,7 +303,7 @@ class StageFileSchema(SectionSchema):
         required=True,
         validate=validate.Length(
             min=1,
-            error="names no stage; write an entry for each model, such as `- stage_id: 0`",
+            error="is empty; write an entry for each model, such as `- stage_id: 0`",
         ),
         error_messages={
             "required": "is missing; write `stages:` with one entry for each model",

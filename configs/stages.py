@@ -10,14 +10,10 @@ from typing import Any, Final
 import yaml
 from marshmallow import ValidationError
 
-from configs.dialect_fields import Translation
-from configs.dialects import translate
+from configs.dialects import Translation, translate
 from configs.errors import ConfigurationError
-from configs.fields import field_errors
-from configs.stage_config import (
-    ReplicaPlan,
-    StageConfig,
-)
+from configs.fields import choices, field_errors
+from configs.stage_config import ReplicaPlan, StageConfig
 from configs.stage_schema import StageFileSchema
 
 logger = logging.getLogger(__name__)
@@ -33,7 +29,7 @@ class _StrictLoader(yaml.SafeLoader):
                 continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value!r} stands here a second time (first in line "
+                    problem=f"the key {key.value!r} appears a second time (first in line "
                     f"{seen[key.value].line + 1}); keep one of the two",
                     problem_mark=key.start_mark,
                 )
@@ -82,13 +78,13 @@ def _parse(path: Path, text: str) -> Any:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigurationError(f"{path}{where}: {_problem(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not YAML that can be read: {error}") from None
+        raise ConfigurationError(f"{path} is not valid YAML: {error}") from None
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or error.context or "this is not YAML"
     if "'\\t'" in problem:
-        return f"{problem}; YAML is indented with spaces, put spaces in place of the tab"
+        return f"{problem}; YAML is indented with spaces; replace the tab"
     if isinstance(error, yaml.composer.ComposerError) and "document" in str(error.context):
         return "a second document begins here; put all stages under one `stages:`"
     return problem
@@ -119,7 +115,7 @@ def load_stages(path: str | Path, model: str | None = None) -> tuple[StageConfig
     if faults:
         raise ConfigurationError.from_details(faults, f"{path} is refused")
     if file.ignored:
-        logger.warning("%s: without effect in this service: %s", path, ", ".join(file.ignored))
+        logger.warning("%s: these keys have no effect here: %s", path, ", ".join(file.ignored))
     return tuple(
         replace(stage, paths=_paths(file, f"stages[{index}]")) for index, stage in enumerate(stages)
     )
@@ -174,10 +170,10 @@ def find_replica(plans: Sequence[ReplicaPlan], name: str) -> ReplicaPlan:
     for plan in plans:
         if plan.name == name:
             return plan
-    known = ", ".join(plan.name for plan in plans)
+    known = choices(plan.name for plan in plans)
     raise ConfigurationError(
-        f"{name!r} is not a replica of this host's stage file, which plans {known}; name one of "
-        "these, or set REPLICA_OFFSET to the number of this host's first replica"
+        f"{name!r} is not a replica of this host's stage file; use {known}, or set "
+        "REPLICA_OFFSET to the number of this host's first replica"
     )
 
 
@@ -188,8 +184,8 @@ def _with_model(document: Mapping[Any, Any], model: str, path: Path) -> dict[Any
         return dict(document)
     if len(entries) > 1:
         raise ConfigurationError(
-            f"the model {model!r} was given beside {path}, which has {len(entries)} stages, so "
-            "that it is not clear which one it is for; leave it out and write it into the file"
+            f"the model {model!r} cannot be given beside {path}, which has {len(entries)} stages; "
+            "write it into the file"
         )
     return {**document, "stages": [_stage_with_model(entry, model) for entry in entries]}
 

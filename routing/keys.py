@@ -13,6 +13,7 @@ requests                zset    id by creation time; with the record
 requests:{status}       zset    the same for one status
 requests:any:{model}    zset    the same for one model
 requests:{status}:{m}   zset    the same for one status of one model
+requests:kind:{kind}    zset    the same for one kind of output, image or video
 finished                zset    id by time of its end; with the record
 deliveries              zset    "id event" of webhooks by the moment it is due; until it is settled
 deadlines               zset    waiting id by the moment it must start by; until it does
@@ -90,6 +91,10 @@ class Keys:
         if model is None:
             return self.requests if status is None else f"{self.requests}:{status}"
         return f"{self.requests}:{status or 'any'}:{model}"
+
+    def of_kind(self, kind: str) -> str:
+        """Return the key of the records of one kind of output by creation time."""
+        return f"{self.requests}:kind:{kind}"
 
     @property
     def finished(self) -> str:

@@ -75,6 +75,7 @@ class Records:
             new.parameters.work(),
             fields={
                 "parameters": json.dumps(new.parameters.to_json()),
+                "kind": new.parameters.kind,
                 "priority": new.priority,
                 "start_by": number_field(None if new.expires_in is None else now + new.expires_in),
                 "timeout": number_field(new.timeout),
@@ -135,6 +136,7 @@ class Records:
         """
         fields: dict[str, Any] = {
             "parameters": json.dumps(parameters.to_json()),
+            "kind": parameters.kind,
             "priority": priority,
             "timeout": number_field(timeout),
             "work": str(parameters.work()),
@@ -172,24 +174,53 @@ class Records:
         Raises:
             NotFound: There is no record ``after``.
         """
-        listed = self._keys.listed(status, model)
-        top: float | str = "+inf"
+        for request in self._walk(self._keys.listed(status, model), after, at_once):
+            if status in {None, request.status}:  # it may have moved on between the two reads
+                yield request
+
+    def of_kind(
+        self,
+        kind: str,
+        after: str | None = None,
+        *,
+        oldest_first: bool = False,
+        at_once: int = 100,
+    ) -> Iterator[Request]:
+        """Yield records of one kind of output, ``image`` or ``video``, as :meth:`newest` does.
+
+        Raises:
+            NotFound: There is no record ``after``.
+        """
+        return self._walk(self._keys.of_kind(kind), after, at_once, oldest_first=oldest_first)
+
+    def _walk(
+        self, listed: str, after: str | None, at_once: int, *, oldest_first: bool = False
+    ) -> Iterator[Request]:
+        """Read the records of a list, ``at_once`` at a time."""
+        edge: float | str = "-inf" if oldest_first else "+inf"
         if after is not None:
             score: Any = self._redis.zscore(self._keys.requests, after)
             if score is None:
                 raise unknown_request(after, param="after")
-            top = repr(float(score))
+            edge = repr(float(score))
         start = 0
         while True:
-            ids: list[str] = self._redis.zrevrangebyscore(
-                listed, top, "-inf", start=start, num=at_once, withscores=False
+            ids: list[str] = self._redis.zrange(
+                listed,
+                edge,
+                "+inf" if oldest_first else "-inf",
+                desc=not oldest_first,
+                byscore=True,
+                offset=start,
+                num=at_once,
             )  # type: ignore[assignment]
             for request in self._read(ids):
-                # Of one moment, those after ``after`` in the list's own order were on its page.
-                if after is not None and repr(request.created_at) == top and request.id >= after:
-                    continue
-                if status in {None, request.status}:  # it may have moved on between the two reads
-                    yield request
+                # Of one moment, those before ``after`` in the list's own order were on its page.
+                if after is not None and repr(request.created_at) == edge:
+                    shown = request.id <= after if oldest_first else request.id >= after
+                    if shown:
+                        continue
+                yield request
             if len(ids) < at_once:
                 return
             start += len(ids)

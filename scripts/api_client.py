@@ -184,8 +184,6 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 
 _PATIENCE_S: Final = 60.0
-
-
 _PAUSE_S: Final = 0.5
 
 

@@ -24,11 +24,7 @@ from scripts.launcher.redis_server import free_port, plan_redis
 from scripts.launcher.supervisor import last_line
 
 _LOOK_EVERY_S: Final = 0.3
-
-
 _END_S: Final = 30.0
-
-
 _REDIS_START_S: Final = 60.0
 
 

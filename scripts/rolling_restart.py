@@ -18,8 +18,6 @@ from scripts.api_client import ApiClient, NoAnswer, Refused, complain, say
 from scripts.launcher.parts import base_url, reachable
 
 _LOOK_EVERY_S: Final = 0.5
-
-
 _SERVING: Final = {"ready", "draining"}
 
 

@@ -217,14 +217,8 @@ def _rate(found: Mapping[str, Any]) -> float:
 
 
 _DPI: Final = 100
-
-
 _MEASURED: Final = "#4477aa"
-
-
 _IDEAL: Final = "#999999"
-
-
 _LATENCIES: Final = (
     ("latency_p50", "p50", "#4477aa"),
     ("latency_p95", "p95", "#ccbb44"),

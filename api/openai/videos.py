@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Final
 
@@ -217,12 +217,13 @@ def create() -> dict[str, Any]:
 def listed(query: dict[str, Any]) -> dict[str, Any]:
     """List videos, the newest first or the oldest."""
     service = current_service()
-    limit, after = query["limit"], query.get("after")
-    if query["order"] == "desc":
-        found = _videos(service, after)
-    else:
-        oldest = reversed(list(_videos(service, None)))
-        found = oldest if after is None else _behind(service, oldest, after)
+    limit = query["limit"]
+    found = service.records.of_kind(
+        "video",
+        query.get("after"),
+        oldest_first=query["order"] == "asc",
+        at_once=limit + 1,
+    )
     page = list(islice(found, limit + 1))
     shown = [_shown(service, request) for request in page[:limit]]
     return {
@@ -272,19 +273,6 @@ def _video(service: Service, request_id: str) -> Request:
     if not request.parameters.makes_video:
         raise NotFound(f"Request {request.id} makes no video.", param="id")
     return request
-
-
-def _videos(service: Service, after: str | None) -> Iterator[Request]:
-    return (request for request in service.records.newest(after) if request.parameters.makes_video)
-
-
-def _behind(service: Service, oldest: Iterator[Request], after: str) -> Iterator[Request]:
-    last = _video(service, after)
-    seen = False
-    for request in oldest:
-        if seen:
-            yield request
-        seen = seen or request.id == last.id
 
 
 def _shown(

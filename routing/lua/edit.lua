@@ -8,7 +8,9 @@ if not record[1] or record[5] == '1' then return {'unknown'} end
 if record[1] ~= status or record[2] ~= revision then return {'stale'} end
 -- Its place in the line and its share of the work there may both change.
 if status == 'queued' then dequeue(id, record[3]) end
+unlist(id)
 redis.call('HSET', key, unpack(ARGV, 5))
+list(id)
 redis.call('HINCRBY', key, 'revision', 1)
 if score ~= '' then redis.call('HSET', key, 'score', score) end
 if status == 'queued' then enqueue(id, record[3]) end

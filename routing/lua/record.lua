@@ -12,6 +12,7 @@ local function totals_key(name) return prefix .. 'replica:' .. name .. ':totals'
 local function ready_key(stage) return prefix .. 'stage:' .. stage .. ':ready' end
 local function idempotency_key(key) return prefix .. 'idempotency:' .. key end
 local function listed_key(status, model) return prefix .. 'requests:' .. status .. ':' .. model end
+local function kind_key(kind) return prefix .. 'requests:kind:' .. kind end
 
 -- Tells whoever follows the request. `event` is queued, started, progress, preview, edited, canceling or
 -- a terminal status; further name, value pairs belong to it.
@@ -20,27 +21,31 @@ local function announce(event, id, status, attempt, ...)
     'event', event, 'id', id, 'status', status, 'attempt', attempt, ...)
 end
 
--- The lists of records, each by creation time: all, by status, by model, by both.
-local function lists(status, model)
+-- The lists of records, each by creation time: all, by status, by model, by both, by kind of output.
+local function lists(status, model, kind)
   return {prefix .. 'requests', prefix .. 'requests:' .. status, listed_key('any', model),
-    listed_key(status, model)}
+    listed_key(status, model), kind_key(kind or '')}
 end
 
 -- Takes a record out of every list, so that nobody finds it by looking through them.
 local function unlist(id)
-  local record = redis.call('HMGET', request_key(id), 'status', 'model')
+  local record = redis.call('HMGET', request_key(id), 'status', 'model', 'kind')
   if not record[1] then return end
-  for _, key in ipairs(lists(record[1], record[2])) do redis.call('ZREM', key, id) end
+  for _, key in ipairs(lists(unpack(record))) do redis.call('ZREM', key, id) end
+end
+
+-- Puts a record into the lists that its status, model and kind belong to, unless clients see it no more.
+local function list(id)
+  local record = redis.call('HMGET', request_key(id), 'status', 'model', 'kind', 'created_at', 'hidden')
+  if record[5] == '1' then return end
+  for _, key in ipairs(lists(unpack(record, 1, 3))) do redis.call('ZADD', key, record[4], id) end
 end
 
 -- The one way to a status: the record, and the lists that it stands in.
 local function set_status(id, status)
-  local key = request_key(id)
-  local record = redis.call('HMGET', key, 'hidden', 'model', 'created_at')
   unlist(id)
-  redis.call('HSET', key, 'status', status)
-  if record[1] == '1' then return end
-  for _, list in ipairs(lists(status, record[2])) do redis.call('ZADD', list, record[3], id) end
+  redis.call('HSET', request_key(id), 'status', status)
+  list(id)
 end
 
 -- Puts a request into the line of a replica, at the place and with the work that its record says.

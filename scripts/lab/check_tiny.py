@@ -25,17 +25,9 @@ from scripts.lab.tiny_model.picture_check import PictureVerdict, check_picture
 from scripts.lab.tiny_model.shapes import PLACES, SHAPES, SIDE, SIZES, Spec, caption, combinations
 
 OVERALL_BAR = 0.95
-
-
 SHAPE_BAR = 0.85
-
-
 PROPERTIES = ("background", "colour", "shape", "place", "size", "ok")
-
-
 BATCH = 10
-
-
 TIMED = 5  # pictures drawn one by one for the time
 
 

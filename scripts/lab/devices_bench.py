@@ -30,8 +30,6 @@ from workers.devices.ranks import Ranks
 from workers.devices.weight_dtype import weight_dtype
 
 _READY = "ready"
-
-
 _END_S = 30.0
 
 
@@ -139,8 +137,6 @@ def _await(device: torch.device) -> None:
 
 
 WAYS = ("one", "threads", "copies", "ranks", "groups")
-
-
 _NOT_COUNTED = 3  # repetitions of each call before those that are
 
 

@@ -35,8 +35,6 @@ PROMPTS = (
     "a blue star at the top",
     "a heart",
 )
-
-
 WAYS = ("serial", "static", "together", "spread", "apart")
 
 

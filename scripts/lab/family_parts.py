@@ -17,8 +17,6 @@ from transformers import (
 )
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "tiny" / "tokenizer"
-
-
 WORDS = len(json.loads((TOKENIZER / "vocab.json").read_text()))
 
 

@@ -20,15 +20,11 @@ from workers.engine.loader import load_pipeline
 from workers.sharing.merging import Unmergeable, layout
 
 _TIMEOUT_S = 120
-
-
 _STEPS = 3
 
 
 # The first runs alone, and the second checks itself.
 _SHARED_STEPS = 5
-
-
 _LARGEST_DIFFERENCE = 1
 
 

@@ -33,8 +33,6 @@ from scripts.launcher.preflight import StartRefused
 from scripts.measured_service import running_api, running_redis, running_service
 
 POLICIES: Final = ("round_robin", "least_work")
-
-
 ORDERS: Final = ("in turns", "shuffled")
 
 

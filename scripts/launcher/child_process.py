@@ -39,8 +39,6 @@ class Backoff:
 
 
 _PR_SET_PDEATHSIG: Final = 1
-
-
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 

@@ -49,20 +49,10 @@ def data_urls(paths: Sequence[Path]) -> list[str]:
 
 
 _HOLD: Final = {"Prefer": "wait=60"}
-
-
 _ACTIVE: Final = frozenset({"queued", "running"})
-
-
 _PARTS: Final = ("encode_s", "denoise_s", "decode_s")
-
-
 _LOOK_AGAIN_S: Final = 0.5
-
-
 _LOST_LOOKS: Final = 20
-
-
 _TELL_S: Final = 5.0
 
 
@@ -158,8 +148,6 @@ def _reply(ended: Any, outputs: list[MadeOutput]) -> Reply:
 
 
 _MEDIA: Final = ("image_url", "video_url")
-
-
 _SIZE: Final = frozenset({"width", "height"})
 
 

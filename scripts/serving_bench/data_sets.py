@@ -17,8 +17,6 @@ from scripts.serving_bench.options import IMAGE_TASKS, Options
 from scripts.serving_bench.requests import BenchRefused, PlannedRequest
 
 _WHOLE: Final[tuple[str, ...]] = ("width", "height", "num_frames", "num_inference_steps", "seed")
-
-
 _NUMBERS: Final[tuple[str, ...]] = (
     "fps",
     "guidance_scale",
@@ -26,14 +24,8 @@ _NUMBERS: Final[tuple[str, ...]] = (
     "timestamp",
     "slo_ms",
 )
-
-
 _TEXTS: Final = ("prompt", "text", "negative_prompt", "image_path")
-
-
 _OTHERS: Final = ("image_paths", "request_id")
-
-
 _NOT_PARAMETERS: Final = frozenset({"timestamp", "slo_ms"})
 
 
@@ -142,14 +134,8 @@ def _number(key: str, value: Any) -> float:
 
 
 _COLOURS: Final = ("red", "green", "blue", "yellow", "white", "black", "orange", "purple")
-
-
 _THINGS: Final = ("circle", "square", "star", "heart", "triangle", "ring")
-
-
 _PROFILE_SEED: Final = 42
-
-
 _INPUT_SIDE: Final = 512
 
 

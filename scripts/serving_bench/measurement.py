@@ -43,8 +43,6 @@ from scripts.serving_bench.service_view import (
 )
 
 _MOST_SHAPES: Final = 8
-
-
 _MOST_ROUNDS: Final = 20
 
 

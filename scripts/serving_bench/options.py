@@ -11,20 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 BACKENDS: Final = ("native", "openai", "vllm-omni", "v1/videos")
-
-
 DATA_SETS: Final = ("random", "trace", "vbench")
-
-
 TASKS: Final = ("t2i", "i2i", "ti2i", "t2v", "i2v", "ti2v")
-
-
 IMAGE_TASKS: Final = frozenset({"i2i", "ti2i", "i2v", "ti2v"})
-
-
 VIDEO_TASKS: Final = frozenset({"t2v", "i2v", "ti2v"})
-
-
 _PROMPTS: Final = 10
 
 

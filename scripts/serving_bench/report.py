@@ -14,14 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 _REPLICA_COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-
-
 _WAITING: Final = "#dddddd"
-
-
 _FAILED: Final = "#222222"
-
-
 _MOST_BARS: Final = 400
 
 
@@ -85,8 +79,6 @@ def _colour(name: str | None, names: list[str]) -> str:
 
 
 _WIDTH: Final = 72
-
-
 _LABEL: Final = 36
 
 
@@ -168,8 +160,6 @@ def _rule() -> str:
 
 
 _DPI: Final = 110
-
-
 _PAGE: Final = Template("""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

@@ -219,7 +219,7 @@ def test_a_deploy_file_of_vllm_omni_is_served(another: Launcher, tmp_path: Path)
     said = another.console()
     assert "replica0 ready: tiny on cpu core 0" in said
     assert "replica1 ready: tiny on cpu core 1" in said, "the devices are a template"
-    assert said.count("without effect in this service: pipeline, async_chunk, ") == 1
+    assert said.count("these keys have no effect here: pipeline, async_chunk, ") == 1
     assert another.run("a red circle")["progress"]["steps"] == 2
     assert another.end(signal.SIGTERM, STOP_S) == 0
 

@@ -16,7 +16,7 @@ from tests.integration.api_world import (
     error_of,
     wrong_fields,
 )
-from tests.integration.image_inputs import VIDEO
+from tests.integration.image_inputs import EDITING, VIDEO
 from tests.integration.spec import Spec
 from tests.pictures import data_url, picture
 
@@ -187,6 +187,41 @@ def test_lists_have_pages_in_both_orders(api: Api, filming: PlayedReplica) -> No
     assert (none["data"], none["first_id"], none["has_more"]) == ([], None, True)
     assert api.get("/v1/videos?limit=101").status_code == 422
     assert api.get("/v1/videos?after=nobody").status_code == 404
+
+
+@pytest.mark.parametrize("order", ["desc", "asc"])
+def test_a_page_costs_what_it_shows_not_what_there_is(
+    api: Api, filming: PlayedReplica, order: str
+) -> None:
+    ids = [created(api)["id"] for _ in range(3)]
+    filming.load(EDITING)
+    for _ in range(60):
+        api.submitted()
+
+    def reads() -> int:
+        stats: Any = api.service.redis.info("commandstats")
+        return int(stats["cmdstat_hgetall"]["calls"])
+
+    before = reads()
+    page = body_of(api.get(f"/v1/videos?limit=1&order={order}"))
+    assert [video["id"] for video in page["data"]] == [ids[0] if order == "asc" else ids[2]]
+    assert page["has_more"] is True
+    # Two records, and the replica of the one that is shown.
+    assert reads() - before <= 4
+
+
+def test_a_request_that_is_edited_into_a_video_is_listed_with_them(
+    api: Api, filming: PlayedReplica
+) -> None:
+    video = created(api)["id"]
+    store = api.service.records
+    request = store.get(video)
+    still = request.parameters.with_changes({"task": "text-to-image"})
+    request = store.edit(request, still, request.priority, timeout=None)
+    assert body_of(api.get("/v1/videos"))["data"] == []
+    moving = request.parameters.with_changes({"task": "text-to-video"})
+    store.edit(request, moving, request.priority, timeout=None)
+    assert [each["id"] for each in body_of(api.get("/v1/videos"))["data"]] == [video]
 
 
 def test_answers_are_as_the_spec_says(api: Api, filming: PlayedReplica) -> None:

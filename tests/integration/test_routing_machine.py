@@ -256,6 +256,11 @@ class RecordMachine(RuleBasedStateMachine):
         )
         for model in (None, MODEL):
             assert [r.id for r in lists.newest(model=model)] == [r.id for r in records]
+            for kind in ("image", "video"):
+                of_kind = [r.id for r in records if r.parameters.kind == kind]
+                assert [r.id for r in lists.of_kind(kind, at_once=2)] == of_kind
+                oldest = [r.id for r in lists.of_kind(kind, oldest_first=True, at_once=2)]
+                assert oldest == of_kind[::-1]
             for status in Status:
                 expected = [r.id for r in records if r.status is status]
                 listed = lists.newest(status=status, model=model, at_once=2)

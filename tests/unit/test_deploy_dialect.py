@@ -11,9 +11,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.dialect_fields import BY_PLACE
 from configs.dialects import RENAMED, translate
 from configs.errors import ConfigurationError
+from configs.foreign_keys import BY_PLACE
 from configs.stages import plan_replicas
 from tests.unit.dialect_files import DEPLOY, FILES, SCHEMAS, STAGE_ARGS, deploy
 from tests.unit.stage_files import load, refusal, sole
@@ -72,9 +72,8 @@ def test_a_template_that_is_none_is_refused(tmp_path: Path, devices: str) -> Non
     path, message = sole(refusal(tmp_path, document))
     assert path == "stages[0].devices"
     assert message == (
-        f"{devices!r} has the length of one replica ({degree}), so that it is a template for each "
-        f"of 3: it must name the places 0 to {degree - 1}, each once; or name all {3 * degree} "
-        "devices"
+        f"{devices!r} has the length of one replica ({degree}), so it is a template for each of 3; "
+        f"write 0 to {degree - 1}, each once, or all {3 * degree} devices"
     )
 
 
@@ -98,12 +97,12 @@ def test_only_the_deploy_dialect_has_templates(tmp_path: Path) -> None:
         ),
         ({"env": {"A": True}}, "stages[0].env.A", "True is not text"),
         ({"dtype": "int4"}, "stages[0].dtype", "'int4' is not available; use "),
-        ({"model": "./nope"}, "stages[0].model", "'./nope' is not there"),
+        ({"model": "./nope"}, "stages[0].model", "'./nope' is not a folder"),
         ({"ring_degree": 0}, "stages[0].ring_degree", "0 is out of range"),
         (
             {"parallel_config": {"tensor_parallel_size": 2}},
             "stages[0].parallel_config.tensor_parallel_size",
-            "2 is a way to split a model that is not served here",
+            "2 is not supported; leave it out",
         ),
         ({"parallel_config": 2}, "stages[0].parallel_config", "2 is not a mapping"),
         ({"engine_args": {"dtype": 3}}, "stages[0].engine_args.dtype", "3 is not available"),
@@ -117,19 +116,27 @@ def test_only_the_deploy_dialect_has_templates(tmp_path: Path) -> None:
         ({"parallel_config": {"ring": 2}}, "stages[0].parallel_config.ring", "mean ring_degree?"),
         ({"runtime": {"max_num_seqs": 2}}, "stages[0].runtime.max_num_seqs", "in the stage itself"),
         ({"qqq": 2}, "stages[0].qqq", "is an unknown key; remove it (allowed: "),
-        ({"flow_shift": 5.0}, "stages[0].flow_shift", "5.0 is not served"),
-        ({"use_hsdp": True}, "stages[0].use_hsdp", "True is a way to split a model"),
+        ({"flow_shift": 5.0}, "stages[0].flow_shift", "5.0 is not supported"),
+        (
+            {"use_hsdp": True},
+            "stages[0].use_hsdp",
+            "True is not supported: it is another way to split a model",
+        ),
         (
             {"sequence_parallel_size": 2},
             "stages[0].sequence_parallel_size",
             "2 is not ulysses_degree x ring_degree; write those",
         ),
-        ({"stage_type": "llm"}, "stages[0].stage_type", "'llm' is not a diffusion stage"),
+        (
+            {"stage_type": "llm"},
+            "stages[0].stage_type",
+            "'llm' is not supported and has num_replicas",
+        ),
         ({"is_comprehension": True}, "stages[0].is_comprehension", "marks a language model"),
         (
             {"runtime": {"devices": "2,3"}},
             "stages[0].runtime.devices",
-            "'2,3' is another value than that of stages[0].devices; keep one of the two",
+            "'2,3' differs from stages[0].devices; keep one of the two",
         ),
         (
             {"max_batch_size": 4, "max_num_seqs": 2},
@@ -196,12 +203,32 @@ def test_a_wrong_section_within_a_section_is_named_where_it_stands(tmp_path: Pat
 @pytest.mark.parametrize(
     ("keys", "path", "expected"),
     [
-        ({"base_config": "a.yaml"}, "base_config", "'a.yaml' is another file"),
-        ({"edges": [{"from": 0, "to": 1}]}, "edges", "feeds stages from each other"),
-        ({"platforms": {"cuda": {}}}, "platforms.cuda", "is not laid over the stages here"),
-        ({"trust_remote_code": True}, "trust_remote_code", "True lets a model bring code"),
-        ({"session_mode": "duplex"}, "session_mode", "'duplex' is for conversations"),
-        ({"data_parallel_size": 2}, "data_parallel_size", "2 is a way to split a model"),
+        (
+            {"base_config": "a.yaml"},
+            "base_config",
+            "'a.yaml' is not supported; write everything into one file",
+        ),
+        (
+            {"edges": [{"from": 0, "to": 1}]},
+            "edges",
+            "is not supported: each stage here answers requests on its own",
+        ),
+        (
+            {"platforms": {"cuda": {}}},
+            "platforms.cuda",
+            "is not supported; write its values into the stages",
+        ),
+        (
+            {"trust_remote_code": True},
+            "trust_remote_code",
+            "True is not supported: code that a model brings",
+        ),
+        (
+            {"session_mode": "duplex"},
+            "session_mode",
+            "'duplex' is not supported: it is for conversations",
+        ),
+        ({"data_parallel_size": 2}, "data_parallel_size", "2 is not supported; leave it out"),
         ({"dtype": "int4"}, "dtype", "'int4' is not available; use "),
         ({"surprise": 1}, "surprise", "is an unknown key"),
     ],
@@ -244,7 +271,7 @@ def test_eager_execution_and_compiling_exclude_each_other(tmp_path: Path) -> Non
     document = deploy(enforce_eager=True, diffusion_compile_granularity="regional")
     found = {fault.param: fault.message for fault in refusal(tmp_path, document).details}
     assert found["stages[0].enforce_eager"] == (
-        "True forbids what diffusion_compile_granularity (regional) asks for; keep one"
+        "True contradicts diffusion_compile_granularity (regional); keep one"
     )
 
 

@@ -104,9 +104,8 @@ def test_cores_the_machine_does_not_have_are_refused() -> None:
     stages = load_stages(REPOSITORY / "configs" / "qwen_image_4x1.yaml")
     assert str(refusal(stages, TWO_CORES)) == (
         "this machine does not fit the stage file: stages[0].runtime.devices: "
-        "asks for devices 2, 3; this machine has 2 CPU cores, 0 to 1 (and no CUDA device, so that "
-        "device numbers are CPU cores); name devices it has, and no more replicas than fit "
-        "(num_replicas)"
+        "asks for devices 2, 3; this machine has 2 CPU cores, 0 to 1, and no CUDA device; use "
+        "these, or lower num_replicas"
     )
 
 
@@ -154,9 +153,7 @@ def test_two_stages_may_not_have_a_device_in_common(tmp_path: Path, machine: Mac
     error = refusal(load(tmp_path, document), machine)
     noun = "CPU core" if machine is TWO_CORES else "CUDA device"
     assert error.param == "stages[1].runtime.devices"
-    assert f"device 1 ({noun} 1) is already that of stages[0]; give each stage devices" in str(
-        error
-    )
+    assert f"device 1 ({noun} 1) is already used by stages[0]; give each stage its" in str(error)
 
 
 def test_a_core_and_a_gpu_of_the_same_number_are_two_devices(tmp_path: Path) -> None:

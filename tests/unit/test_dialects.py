@@ -68,7 +68,7 @@ def test_what_has_no_effect_is_listed_once(
     with caplog.at_level(logging.WARNING):
         load_stages(path, "org/model")
     (record,) = caplog.records
-    assert record.getMessage() == f"{path}: without effect in this service: {expected}"
+    assert record.getMessage() == f"{path}: these keys have no effect here: {expected}"
 
 
 def test_devices_that_are_not_there_are_named_as_the_file_names_them(tmp_path: Path) -> None:

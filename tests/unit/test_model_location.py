@@ -77,9 +77,9 @@ def test_a_model_given_beside_the_file_replaces_that_of_the_only_stage(
 def test_a_model_given_beside_a_file_of_several_stages_is_refused(tmp_path: Path) -> None:
     document = {"stages": [stage("org/a", 0), stage("org/b", 1, runtime={"devices": "1"})]}
     message = str(refusal(tmp_path, document, "org/c"))
-    assert "the model 'org/c' was given beside" in message
+    assert "the model 'org/c' cannot be given beside" in message
     assert "which has 2 stages" in message
-    assert "leave it out and write it into the file" in message
+    assert "write it into the file" in message
 
 
 def test_a_model_given_beside_a_malformed_file_hides_nothing(tmp_path: Path) -> None:

@@ -39,9 +39,8 @@ def test_a_replica_is_found_by_its_name_or_refused(tmp_path: Path) -> None:
     assert find_replica(plans, "replica5") is plans[1]
     with pytest.raises(ConfigurationError) as refused:
         find_replica(plans, "replica7")
-    assert (
-        "'replica7' is not a replica of this host's stage file, which plans replica4, replica5"
-        in str(refused.value)
+    assert "'replica7' is not a replica of this host's stage file; use replica4 or replica5" in str(
+        refused.value
     )
     assert "REPLICA_OFFSET" in str(refused.value)
 

@@ -15,10 +15,18 @@ from tests.unit.stage_files import refusal, sole
 @pytest.mark.parametrize(
     ("change", "path", "expected"),
     [
-        (("engine_args", {}), "engine_args.model", "leave it to the command line (python -m scri"),
-        (("engine_args", {"model": "./nope"}), "engine_args.model", "'./nope' is not there"),
+        (
+            ("engine_args", {}),
+            "engine_args.model",
+            "write it here, or on the command line (python -m scri",
+        ),
+        (("engine_args", {"model": "./nope"}), "engine_args.model", "'./nope' is not a folder"),
         (("runtime", {"worker_cls": "a.B"}), "runtime.worker_cls", "names code of vLLM"),
-        (("prompt_expand_func", "a.b"), "prompt_expand_func", "names code to be run"),
+        (
+            ("prompt_expand_func", "a.b"),
+            "prompt_expand_func",
+            "is not supported: code named in a stage file",
+        ),
         (("stage_type", None), "stage_type", "is missing; write stage_type: diffusion"),
     ],
 )
@@ -42,4 +50,6 @@ def test_what_feeds_stages_from_each_other_is_refused(tmp_path: Path) -> None:
 def test_twins_of_a_stage_args_file_are_named_as_it_names_them(tmp_path: Path) -> None:
     document = {"stage_args": STAGE_ARGS["stage_args"] * 2}
     details = {fault.param: fault.message for fault in refusal(tmp_path, document).details}
-    assert details["stage_args[1].stage_id"].startswith("0 is already that of stage_args[0];")
+    assert details["stage_args[1].stage_id"].startswith(
+        "0 is already the stage_id of stage_args[0];"
+    )

@@ -58,7 +58,7 @@ def test_a_number_of_replicas_that_cannot_be_is_not_proposed(tmp_path: Path) -> 
         (True, f"True names device True, which is not a whole number; {COMMAS}"),
         ([0, [1]], f"[0, [1]] names device [1], which is not a whole number; {COMMAS}"),
         ("²,0", f"'²,0' names device '²', which is not a whole number; {COMMAS}"),
-        ("0,,1", f"'0,,1' has an empty place between its commas; {COMMAS}"),
+        ("0,,1", f"'0,,1' has an empty entry; {COMMAS}"),
         ("", f"'' names no device; {COMMAS}, or leave the key out"),
         ([], f"[] names no device; {COMMAS}, or leave the key out"),
         (
@@ -67,10 +67,7 @@ def test_a_number_of_replicas_that_cannot_be_is_not_proposed(tmp_path: Path) -> 
         ),
         (
             "cpu",
-            (
-                "'cpu' is a kind of device, which belongs under engine_args.device (device: cpu); "
-                f"{COMMAS}"
-            ),
+            (f"'cpu' is a kind of device; write it under engine_args (device: cpu); {COMMAS}"),
         ),
     ],
 )
@@ -120,7 +117,7 @@ def test_a_number_of_replicas_that_is_no_whole_number(tmp_path: Path, written: o
         (
             {"device_map": "balanced", "ring_degree": 2},
             "device_map",
-            "'balanced' puts parts on devices, and ring_degree share each call; leave out one",
+            "'balanced' spreads parts over devices, while ring_degree split each call",
         ),
         ({"device_map": "balanced"}, "device_map", "'balanced' needs several devices"),
     ],

@@ -20,23 +20,23 @@ from tests.unit.stage_files import load, refusal
         ("hello", " holds a str at its top level, not a mapping"),
         ("{}", "stages: is missing; write `stages:` with one entry for each model"),
         ("stages:\n", "stages: is missing; write `stages:`"),
-        ("stages: []", "stages: [] names no stage; write an entry for each model"),
+        ("stages: []", "stages: [] is empty; write an entry for each model"),
         ("stages: 3", "stages: 3 is not a list; write an entry for each model"),
         ("a: b: c", ", line 1, column 5: mapping values are not allowed here"),
         ("a: [1,\n", ", line 2, column 1: "),
         ("a: 'b\n", ", line 2, column 1: "),
-        ("a: 1\n\tb: 2\n", "YAML is indented with spaces, put spaces in place of the tab"),
+        ("a: 1\n\tb: 2\n", "YAML is indented with spaces; replace the tab"),
         (
             "a: 1\nb:\n  c: 1\n  c: 2\n",
-            ", line 4, column 3: the key 'c' stands here a second time ",
+            ", line 4, column 3: the key 'c' appears a second time ",
         ),
         ("a: 1\n---\nb: 2\n", ", line 2, column 1: a second document begins here; put all stages"),
         ("{[1]: 2}", ", line 1, column 2: found unhashable key"),
         ("a: *nothing", ", line 1, column 4: found undefined alias 'nothing'"),
         ("a: !!python/object:os.system x", ", line 1, column 4: could not determine a constructor"),
-        ("a: \x07", " is not YAML that can be read: "),
-        ("a: 2020-13-45", " is not YAML that can be read: "),
-        ("[" * 5000, " is not YAML that can be read: "),
+        ("a: \x07", " is not valid YAML: "),
+        ("a: 2020-13-45", " is not valid YAML: "),
+        ("[" * 5000, " is not valid YAML: "),
     ],
 )
 def test_a_file_that_is_no_stage_file(tmp_path: Path, text: str, expected: str) -> None:
@@ -48,7 +48,7 @@ def test_a_file_that_is_no_stage_file(tmp_path: Path, text: str, expected: str) 
 def test_a_key_given_twice_names_both_lines(tmp_path: Path) -> None:
     text = "stages:\n  - stage_id: 0\n    stage_type: diffusion\n    stage_id: 1\n"
     assert str(refusal(tmp_path, text)) == (
-        f"{tmp_path}/stages.yaml, line 4, column 5: the key 'stage_id' stands here a second time "
+        f"{tmp_path}/stages.yaml, line 4, column 5: the key 'stage_id' appears a second time "
         "(first in line 2); keep one of the two"
     )
 

@@ -18,7 +18,7 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
     [
         ("stage_id", -1, "-1 is out of range; give a whole number from 0"),
         ("stage_id", "a", "'a' is not a whole number"),
-        ("engine_input_source", [0], "[0] feeds this stage from other stages, and each stage here"),
+        ("engine_input_source", [0], "[0] is not supported: each stage here"),
         ("runtime", 3, "3 is not a mapping; write `key: value` lines beneath it"),
         ("runtime.env", "A=1", "'A=1' is not a mapping; write NAME: \"value\" pairs beneath it"),
         ("engine_args", "org/model", "'org/model' is not a mapping"),
@@ -38,7 +38,7 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
         (
             "engine_args.parallel_config.tensor_parallel_size",
             2,
-            "2 is a way to split a model that is not served here; leave it out; ulysses_degree",
+            "2 is not supported; leave it out: ulysses_degree",
         ),
         ("engine_args.parallel_config.device_map", "auto", "use balanced"),
         (
@@ -78,12 +78,12 @@ def test_a_wrong_value(tmp_path: Path, path: str, written: object, expected: str
 @pytest.mark.parametrize(
     ("name", "written", "expected"),
     [
-        ("CUDA_VISIBLE_DEVICES", "0", "'0' cannot be set here: it is set from runtime.devices;"),
+        ("CUDA_VISIBLE_DEVICES", "0", "'0' cannot be set here; runtime.devices sets it"),
         ("A", True, 'True is not text; put it in quotes, such as "1"'),
         ("A", None, 'is not text; put it in quotes, such as "1"'),
-        ("A=B", "1", "is not a name an environment variable can have; use letters, digits and _"),
-        ("", "1", "is not a name an environment variable can have"),
-        ("A", "x\0y", "holds a zero byte; take it out"),
+        ("A=B", "1", "is not a name for an environment variable; use letters, digits and _"),
+        ("", "1", "is not a name for an environment variable"),
+        ("A", "x\0y", "contains a zero byte; remove it"),
     ],
 )
 def test_a_wrong_variable(tmp_path: Path, name: str, written: object, expected: str) -> None:
@@ -138,7 +138,7 @@ def test_a_key_that_is_no_text(tmp_path: Path) -> None:
     ("key", "expected"),
     [
         ("stage_id", "is missing; write stage_id: 0 for the first stage, 1 for the next"),
-        ("stage_type", "is missing; write stage_type: diffusion, the only kind served here"),
+        ("stage_type", "is missing; write stage_type: diffusion, the only kind that is supported"),
         ("engine_args", "is missing; write it with `model:` beneath it"),
     ],
 )
@@ -164,8 +164,8 @@ def test_a_stage_that_is_not_diffusion(tmp_path: Path) -> None:
     path, message = sole(refusal(tmp_path, {"stages": [entry]}))
     assert path == "stages[0].stage_type"
     assert message == (
-        "'llm' is not a diffusion stage, the only kind served here; take the stage out, or write "
-        "stage_type: diffusion if its model is a diffusers pipeline"
+        "'llm' is not supported: only diffusion stages are; remove the stage, or write "
+        "stage_type: diffusion for a diffusers pipeline"
     )
 
 
@@ -173,26 +173,26 @@ def test_replicas_of_a_stage_that_is_not_diffusion(tmp_path: Path) -> None:
     path, message = sole(refusal(tmp_path, changed("stage_type", "llm")))
     assert path == "stages[0].stage_type"
     assert message.startswith(
-        "'llm' is not a diffusion stage and has runtime.num_replicas 2: only diffusion stages can "
-        "have replicas, and no other kind is served here; take the stage out"
+        "'llm' is not supported and has runtime.num_replicas 2: only diffusion stages can have "
+        "replicas; remove the stage"
     )
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("./nope", "'./nope' is not there: {here}/nope does not exist; give a diffusers folder"),
-        ("/nope/at/all", "'/nope/at/all' is not there: /nope/at/all does not exist"),
-        ("../nope/", "is not there: {above}/nope does not exist"),
-        ("~/nope", "is not there: {here}/nope does not exist"),
-        ("nope", "'nope' is not there: {here}/nope does not exist"),
-        ("a/b/c", "'a/b/c' is not there: {here}/a/b/c does not exist"),
-        ("empty", "'empty' holds no pipeline: {here}/empty has no model_index.json"),
-        ("empty/inner", "'empty/inner' is not there: {here}/empty/inner does not exist"),
+        ("./nope", "'./nope' is not a folder: {here}/nope does not exist; give a diffusers folder"),
+        ("/nope/at/all", "'/nope/at/all' is not a folder: /nope/at/all does not exist"),
+        ("../nope/", "is not a folder: {above}/nope does not exist"),
+        ("~/nope", "is not a folder: {here}/nope does not exist"),
+        ("nope", "'nope' is not a folder: {here}/nope does not exist"),
+        ("a/b/c", "'a/b/c' is not a folder: {here}/a/b/c does not exist"),
+        ("empty", "'empty' is not a pipeline: {here}/empty has no model_index.json"),
+        ("empty/inner", "'empty/inner' is not a folder: {here}/empty/inner does not exist"),
         ("./file.safetensors", "is not a folder: {here}/file.safetensors is a file"),
-        ("org/name with blanks", "'org/name with blanks' is neither a folder here nor a hub id"),
-        ("org/", "'org/' is neither a folder here nor a hub id"),
-        ("x" * 5000, "is not there"),
+        ("org/name with blanks", "'org/name with blanks' is not a folder or a hub id"),
+        ("org/", "'org/' is not a folder or a hub id"),
+        ("x" * 5000, "is not a folder"),
         ("", "'' is empty; give text such as 'Qwen/Qwen-Image'"),
         (3, "3 is not text; give text such as 'Qwen/Qwen-Image'"),
     ],
@@ -214,7 +214,7 @@ def test_two_stages_of_one_id(tmp_path: Path) -> None:
     document = {"stages": [stage("org/a"), stage("org/b")]}
     assert sole(refusal(tmp_path, document)) == (
         "stages[1].stage_id",
-        "0 is already that of stages[0]; give each stage its own number",
+        "0 is already the stage_id of stages[0]; use another number",
     )
 
 
@@ -223,8 +223,8 @@ def test_two_stages_of_one_model_name(tmp_path: Path) -> None:
     path, message = sole(refusal(tmp_path, document))
     assert path == "stages[1].engine_args.model"
     assert message == (
-        "'org/a' makes 'org/a' the name of this model, as of stages[0]; clients could not tell "
-        "them apart; give one a served_model_name of its own"
+        "'org/a' gives this model the name 'org/a', which stages[0] has; set another "
+        "served_model_name"
     )
     named = stage("org/b", 1, engine_args={"served_model_name": "org/a"})
     path, _ = sole(refusal(tmp_path, {"stages": [stage("org/a", 0), named]}))

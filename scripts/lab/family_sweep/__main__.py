@@ -23,8 +23,6 @@ from scripts.lab.family_sweep.dummy_pipelines import TestClass, save_pipeline, t
 from scripts.lab.family_sweep.trial import Findings, describe, try_folder
 
 _GOOD = ("runs", "cancels", "counts")
-
-
 _LEFT_OUT = ("not built", "not served")
 
 
@@ -89,8 +87,6 @@ def _line(findings: Findings) -> str:
 
 
 _LIMIT_S = 300.0
-
-
 _POLL_S = 1.0
 
 

@@ -117,21 +117,13 @@ ENCODERS: dict[str, Callable[[], Any]] = {
 
 # The first words come before others in the smallest vocabulary, of eight.
 WORDS = ("red", "blue", "cat", "fish", "a", "dog", "gold", "tall", "in", "the", "sea", "hat")
-
-
 _MARKS = ("<pad>", "</s>", "<s>", "<unk>")
-
-
 _EIGHT = 8
-
-
 _CHAT = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}"
     "{{ part['text'] }}{% endif %}{% endfor %}{% endif %} {% endfor %}"
 )
-
-
 _QWEN_MARKS = {
     f"<|{mark}|>": 151644 + index
     for index, mark in enumerate(
@@ -142,8 +134,6 @@ _QWEN_MARKS = {
         )
     )
 }
-
-
 _QWEN_CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"

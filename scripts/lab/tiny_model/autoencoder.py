@@ -20,11 +20,7 @@ from torch import Tensor, nn
 from scripts.lab.tiny_model.shapes import SIDE, Drawing, Rgb, realise, render, sample_spec
 
 CROP = 32
-
-
 BATCH = 12
-
-
 NOISE = 0.08  # added to the latents in training, so that the decoder forgives a denoiser's errors
 
 

@@ -26,17 +26,9 @@ from scripts.lab.tiny_model.networks import (
 from scripts.lab.tiny_model.shapes import Spec, realise, sample_spec, varied_caption
 
 PEAK_RATE = 1.3e-3
-
-
 STEADY = 0.45  # share of the steps at the peak rate, before it falls
-
-
 EMA = 0.999
-
-
 EMPTY_CAPTIONS = 0.1  # share of captions left out, for classifier-free guidance
-
-
 CHECKPOINT_EVERY = 500
 
 

@@ -31,14 +31,8 @@ Mask = NDArray[np.bool_]
 
 
 MIN_PIXELS = 40  # the smallest true shape covers about 170; less than this is only a speck
-
-
 MIN_FIT = 0.65  # overlap with the best ideal shape under which there is no shape at all
-
-
 MAX_COLOUR_GAP = 75.0  # distance to the nearest palette colour beyond which it has no name
-
-
 FIRST_CONTRAST = 50.0  # distance from the background from which a pixel may be foreground
 
 

@@ -23,8 +23,6 @@ Rgb = tuple[float, float, float]
 
 
 SIDE = 64  # pixels
-
-
 SHAPES = ("circle", "square", "triangle", "star", "heart", "ring")
 
 
@@ -39,8 +37,6 @@ COLOURS: dict[str, Rgb] = {
     "white": (245, 245, 245),
     "black": (25, 25, 25),
 }
-
-
 COLOUR_NAMES = tuple(COLOURS)
 
 
@@ -67,8 +63,6 @@ SIZES: dict[str, tuple[float, float]] = {
 
 # A smaller star loses its notches on the 8x8 grid of the model's latents.
 LEAST_RADIUS = {"star": 0.225}
-
-
 MARGIN = 0.03  # free border around a shape pushed to an edge, as a share of the side
 
 
@@ -225,20 +219,12 @@ SHAPE_WEIGHTS = {
     "heart": 1.3,
     "ring": 1.5,
 }
-
-
 SIZE_WORDS = {
     "small": ("small", "small", "small", "little", "tiny"),
     "large": ("large", "large", "big"),
 }
-
-
 GLUE_WORDS = ("a", "an", "the", "of", "on", "at", "in", "with", "and", "background")
-
-
 LEADS = ("picture of", "image of", "drawing of")
-
-
 WORDS = sorted(
     {*SHAPES, *COLOUR_NAMES, *GLUE_WORDS, "picture", "image", "drawing", "medium"}
     | {word for words in SIZE_WORDS.values() for word in words}
