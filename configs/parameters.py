@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 TEXT_TO_IMAGE: Final = "text-to-image"
@@ -160,6 +160,8 @@ class Abilities:
         default_guidance_scale: None where the pipeline's own default stands.
         negative_prompt: Whether the pipeline takes one.
         true_cfg_scale: Whether the pipeline takes one.
+        default_true_cfg_scale: None where the pipeline takes none.
+        default_negative_prompt: None where requests that name none get none.
         guidance_scale: Whether the pipeline takes one.
         schedulers: Noise schedulers a request may name, the model's own first.
         full_run_schedulers: Those of them that begin at the first step only; tasks that take a
@@ -175,6 +177,8 @@ class Abilities:
         default_fps: Frames in a second when the request names none; None for images.
         loras: Adapters a request may name.
         preview: Whether it can show small pictures while it runs.
+        known_as: The model of the table of known settings that it is; None where it is none.
+        default_sources: The page that a default is from, where it is known for that model.
     """
 
     tasks: tuple[str, ...]
@@ -186,6 +190,8 @@ class Abilities:
     negative_prompt: bool = True
     guidance_scale: bool = True
     true_cfg_scale: bool = False
+    default_true_cfg_scale: float | None = None
+    default_negative_prompt: str | None = None
     schedulers: tuple[str, ...] = ()
     full_run_schedulers: tuple[str, ...] = ()
     max_pixels: int = 4_194_304
@@ -199,6 +205,8 @@ class Abilities:
     default_fps: float | None = None
     loras: tuple[str, ...] = ()
     preview: bool = False
+    known_as: str | None = None
+    default_sources: Mapping[str, str] = field(default_factory=dict)
 
     def takes_strength(self, task: str) -> bool:
         """Tell whether requests of that task may say how much of their image is made anew."""

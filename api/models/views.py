@@ -74,6 +74,15 @@ class ModelObjectSchema(Schema):
     defaults = fields.Dict(
         keys=fields.String(), metadata={"description": "Values of what a request leaves out."}
     )
+    known_as = text("The model of docs/models.md whose settings are known.", allow_none=True)
+    default_sources = fields.Dict(
+        keys=fields.String(),
+        values=fields.String(),
+        metadata={
+            "description": "Where each default is from: `stage`, `pipeline`, or the address of a"
+            " page that says what suits the model."
+        },
+    )
 
 
 class ModelListSchema(ListSchema):
@@ -124,15 +133,29 @@ def model_object(
         "output_formats": all_formats(abilities),
         "takes": _takes(abilities),
         "limits": _limits(model, settings),
-        "defaults": {
-            **model.defaults,
-            "width": abilities.default_width,
-            "height": abilities.default_height,
-            "num_inference_steps": abilities.default_steps,
-            "guidance_scale": abilities.default_guidance_scale,
-            **_default_parts(abilities),
-        },
+        "defaults": (defaults := _defaults(model)),
+        "known_as": abilities.known_as,
+        "default_sources": {name: _source(name, model) for name in defaults},
     }
+
+
+def _defaults(model: ServedModel) -> dict[str, Any]:
+    abilities = model.abilities
+    return {
+        **model.defaults,
+        "width": abilities.default_width,
+        "height": abilities.default_height,
+        "num_inference_steps": abilities.default_steps,
+        "guidance_scale": abilities.default_guidance_scale,
+        **_default_parts(abilities),
+    }
+
+
+def _source(name: str, model: ServedModel) -> str:
+    """Where a default is from."""
+    if name in model.defaults:
+        return "stage"
+    return model.abilities.default_sources.get(name, "pipeline")
 
 
 def _makes_videos(abilities: Abilities) -> bool:
@@ -172,6 +195,8 @@ def _limits(model: ServedModel, settings: Settings) -> dict[str, int | None]:
 def _default_parts(abilities: Abilities) -> dict[str, Any]:
     """The defaults of what only some models take."""
     parts = {
+        "true_cfg_scale": abilities.default_true_cfg_scale,
+        "negative_prompt": abilities.default_negative_prompt,
         "strength": abilities.default_strength,
         "num_frames": abilities.default_frames,
         "fps": abilities.default_fps,

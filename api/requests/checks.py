@@ -243,6 +243,10 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
         "num_inference_steps": abilities.default_steps,
         "guidance_scale": abilities.default_guidance_scale,
     }
+    if abilities.default_true_cfg_scale is not None:
+        defaults["true_cfg_scale"] = abilities.default_true_cfg_scale
+    if abilities.default_negative_prompt is not None:
+        defaults["negative_prompt"] = abilities.default_negative_prompt
     usable = set(Parameters.__dataclass_fields__) - _untaken(abilities) - untaken(task, abilities)
     staged = {name: value for name, value in model.defaults.items() if name in usable}
     if staged.get("output_format") in formats_of(task):

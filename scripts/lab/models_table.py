@@ -1,7 +1,7 @@
 """Writes docs/models.md: what each family can do, as its tiny pipeline showed when it was run.
 
-`python -m scripts.lab.models_table` prints the page; `--write` puts it where it belongs, `--settings`
-only the table of known settings, for which nothing is run.
+`python -m scripts.lab.models_table` prints the page; `--write` puts it where it belongs;
+`--settings` writes only the table of known settings, for which nothing is run.
 """
 
 import argparse

@@ -7,17 +7,22 @@ import pytest
 from configs.known_models import (
     LOADING_FIGURES,
     SAMPLING_FIGURES,
+    KnownModel,
     SavedAs,
     find_known_model,
     known_models,
 )
+from configs.settings import REPOSITORY
 from configs.stage_schema import SamplingParamsSchema
+from scripts.lab.settings_table import settings_section
+
+PAGE = REPOSITORY / "docs" / "models.md"
 
 MODELS = known_models()
 NOTHING = SavedAs("SomePipeline")
 
 
-def by_title(title):
+def by_title(title: str) -> KnownModel:
     return next(model for model in MODELS if model.title == title)
 
 
@@ -30,7 +35,7 @@ def test_there_are_enough_of_them_and_none_twice():
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.title)
-def test_each_figure_is_known_and_has_a_source(model):
+def test_each_figure_is_known_and_has_a_source(model: KnownModel):
     assert {figure.name for figure in model.figures} <= {*SAMPLING_FIGURES, *LOADING_FIGURES}
     assert all(figure.source.startswith("https://") for figure in model.figures)
     # A stage file could say them, too.
@@ -56,7 +61,7 @@ def test_where_the_negative_prompt_makes_the_guidance_there_is_one():
     ("title", "gigabytes"),
     [("SDXL", 6.9), ("FLUX.1 dev", 33.7), ("Qwen-Image", 57.7), ("Wan 2.2 TI2V 5B", 24.2)],
 )
-def test_weights_are_counted_in_their_own_types(title, gigabytes):
+def test_weights_are_counted_in_their_own_types(title: str, gigabytes: float):
     assert by_title(title).weights_gb == pytest.approx(gigabytes, abs=0.05)
 
 
@@ -69,7 +74,7 @@ def test_weights_are_counted_in_their_own_types(title, gigabytes):
         "/cache/hub/models--Tongyi-MAI--Z-Image-Turbo/snapshots/0123abcd",
     ],
 )
-def test_a_model_is_found_by_its_name(name):
+def test_a_model_is_found_by_its_name(name: str):
     found = find_known_model([name], SavedAs("ZImagePipeline"))
     assert found is not None
     assert found[0] is by_title("Z-Image-Turbo")
@@ -153,10 +158,14 @@ def test_the_name_of_a_folder_is_no_proof():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_is_found_by_what_is_saved_with_it(saved, title):
+def test_a_model_is_found_by_what_is_saved_with_it(saved: SavedAs, title: str):
     found = find_known_model(["/models/mine"], saved)
     assert found is not None
     assert found[0] is by_title(title)
+
+
+def test_the_page_of_models_agrees_with_the_data():
+    assert settings_section() in PAGE.read_text(encoding="utf-8")
 
 
 def test_a_model_like_no_other_is_not_known():

@@ -8,7 +8,13 @@ from typing import Any
 from configs.errors import ModelLoadFailed
 from configs.parameters import FROM_IMAGE_TASKS, Abilities
 from workers.devices.chunk import denoisers
-from workers.engine.arguments import FRAME_COUNTS, FRAME_RATES, arguments_of, default_of
+from workers.engine.arguments import (
+    FRAME_COUNTS,
+    FRAME_RATES,
+    arguments_of,
+    default_negative_prompt,
+    default_of,
+)
 from workers.engine.pipelines import max_prompt_tokens, task_classes
 from workers.engine.schedulers import from_first_step, offered_schedulers
 
@@ -17,6 +23,10 @@ DEFAULT_FPS = 16.0
 
 
 _USUAL_FRAMES = 49
+
+
+# Written down in the code of their pipelines, by the beginning of the class.
+_OWN_FRAMES = {"LTX2": 121}
 
 
 _TEMPORAL_SCALES = (
@@ -61,6 +71,7 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     config = getattr(next(iter(denoisers(pipe).values()), None), "config", {})
     own = default_of(taken, name) or config.get("sample_frames")
+    own = own or getattr(pipe, "default_frames", None) or _own_frames(pipe)
     step = _temporal_scale_factor(pipe)
     if own and own % step != 1 % step:
         step = 1
@@ -86,6 +97,11 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         "frames_step": step,
         "default_fps": float(defaults.get("fps") or _own_fps(pipe, taken)),
     }
+
+
+def _own_frames(pipe: Any) -> int | None:
+    name = type(pipe).__name__
+    return next((frames for start, frames in _OWN_FRAMES.items() if name.startswith(start)), None)
 
 
 def _temporal_scale_factor(pipe: Any) -> int:
@@ -134,6 +150,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         for found in classes.values()
         if "strength" in arguments_of(found)
     ]
+    true_cfg_scale = defaults.get("true_cfg_scale", default_of(taken, "true_cfg_scale"))
     schedulers = offered_schedulers(pipe.scheduler, classes.values())
     multiple = size_multiple(pipe)
     width, height = _default_size(pipe, multiple)
@@ -156,6 +173,12 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         negative_prompt="negative_prompt" in taken,
         guidance_scale=guided,
         true_cfg_scale="true_cfg_scale" in taken,
+        default_true_cfg_scale=true_cfg_scale if "true_cfg_scale" in taken else None,
+        default_negative_prompt=defaults.get(
+            "negative_prompt", default_negative_prompt(taken, true_cfg_scale)
+        )
+        if "negative_prompt" in taken
+        else None,
         schedulers=schedulers,
         full_run_schedulers=from_first_step(schedulers),
         max_prompt_tokens=max_prompt_tokens(pipe),
@@ -219,6 +242,12 @@ def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
     width, height = default_of(taken, "width"), default_of(taken, "height")
     if isinstance(width, int) and isinstance(height, int):
         return width, height
+    if hasattr(pipe, "default_width") and hasattr(pipe, "default_height"):  # Mochi
+        return int(pipe.default_width), int(pipe.default_height)
+    target, shape = getattr(pipe, "target_size", None), getattr(pipe, "default_aspect_ratio", None)
+    if target and shape:  # HunyuanVideo 1.5 asks its processor for a size of about target x target
+        rows, columns = pipe.video_processor.calculate_default_height_width(*shape[::-1], target)
+        return int(columns), int(rows)
     sample = getattr(pipe, "default_sample_size", None)
     config = getattr(_denoiser(pipe), "config", {})
     if config.get("sample_height") and config.get("sample_width"):

@@ -27,6 +27,7 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.features.float32_retry import FiniteRuns
 from workers.engine.generation import Generation, Progress, SilentProgress
+from workers.engine.known_settings import find_defaults
 from workers.engine.loader import finish_settings, load_pipeline
 from workers.engine.runs import PipelineRuns
 from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
@@ -76,7 +77,13 @@ class Engine:
         """
         pipe = load_pipeline(plan)
         settings = plan.stage.engine_args.pipeline
-        abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
+        args = plan.stage.engine_args
+        defaults = find_defaults(pipe, args.model, plan.stage.default_sampling_params)
+        abilities = replace(
+            inspect_abilities(pipe, defaults.values),
+            known_as=defaults.known_as,
+            default_sources=defaults.sources,
+        )
         chunk = DeviceChunk.open(pipe, plan)
         try:
             finish_settings(pipe, settings)
