@@ -10,19 +10,14 @@ import yaml
 from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_load, validate
 
 from configs.fields import Number, OneOf, Text, Whole
+from configs.parameters import PARAMETERS
+from configs.stage_schema import sampling_field
 
 KNOWN_MODELS_FILE: Final = Path(__file__).with_name("known_models.yaml")
 
 # Those that `default_sampling_params` of a stage may say too.
-SAMPLING_FIGURES: Final = (
-    "num_inference_steps",
-    "guidance_scale",
-    "true_cfg_scale",
-    "negative_prompt",
-    "width",
-    "height",
-    "num_frames",
-    "fps",
+SAMPLING_FIGURES: Final = tuple(
+    name for name, parameter in PARAMETERS.items() if parameter.stage_default
 )
 
 # Those of how the model is loaded.
@@ -137,15 +132,12 @@ _HUB_ID: Final = validate.Regexp(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 
 
 class _FiguresSchema(_StrictSchema):
+    class Meta(_StrictSchema.Meta):
+        include: ClassVar[dict[str, fields.Field[Any]]] = {
+            name: sampling_field(PARAMETERS[name]) for name in SAMPLING_FIGURES
+        }
+
     source = Text(required=True, validate=_SOURCE)
-    num_inference_steps = Whole(1, 1_000, "steps")
-    guidance_scale = Number(0, 100, "guidance scale")
-    true_cfg_scale = Number(0, 100, "guidance scale")
-    negative_prompt = Text()
-    width = Whole(8, 65_536, "pixels")
-    height = Whole(8, 65_536, "pixels")
-    num_frames = Whole(1, 100_000, "frames")
-    fps = Number(1, 120, "frames in a second")
     shift = Number(0, 100, "shift of the noise")
     flow_shift = Number(0, 100, "shift of the noise")
     dtype = fields.Dict(Text(), OneOf(*_BYTES))

@@ -1,10 +1,16 @@
-"""What a client may ask of a pipeline, and what a model supports of it."""
+"""The generation parameters of a request, one table for all, and what a model supports of them.
+
+The table is the annotations of :class:`Parameters`. The schemas of bodies, edits, answers and stage
+defaults, the checks, and what `/v1/models` says of a model are made of it.
+"""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final, Self
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
 
 TEXT_TO_IMAGE: Final = "text-to-image"
 IMAGE_TO_IMAGE: Final = "image-to-image"
@@ -24,9 +30,8 @@ MEDIA_TYPES: Final = {
     "webp": "image/webp",
     "mp4": "video/mp4",
 }
+MAX_SEED: Final = 2**63 - 1
 _MOST_WORK: Final = 10**12  # a million waiting ones still add up within 64 bits
-
-
 # Schedulers of the second order call the denoiser twice for each step but the last.
 _SECOND_ORDER: Final = frozenset(
     {
@@ -36,6 +41,73 @@ _SECOND_ORDER: Final = frozenset(
         "KDPM2AncestralDiscreteScheduler",
     }
 )
+
+
+class Editable(StrEnum):
+    """Until when a field of a request may be edited: never, while it is queued, while it runs."""
+
+    NEVER = "never"
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What is known of one parameter.
+
+    Attributes:
+        about: What it means, in one sentence that users read.
+        low: The least it may be; None for what is not bounded.
+        high: The most it may be.
+        limit: The setting, and where the model has one too its ability, that say the most it may
+            be; of a text the most characters.
+        unit: What a number counts.
+        words: The words that a text may be.
+        example: For the docs, and for messages about a text in a stage file.
+        ability: The ability that a model needs for it.
+        tasks: The tasks that have it; None for all.
+        default: The ability that says the model's default; without one it is that of the field.
+        default_tasks: The tasks that have this default, where not all of `tasks` do.
+        stage_default: Whether a stage file may set a default.
+        stage_bounds: The bounds of that default, where they are not `low` and `high`.
+        editable: Until when it may be edited.
+        name: Its name.
+        type: `int`, `float`, `str` or `bool`, or `tuple` for a list.
+        nullable: Whether it may be None.
+        fallback: What it is where neither a request nor the model says more.
+        required: Whether there is no such fallback.
+    """
+
+    about: str
+    low: float | None = None
+    high: float | None = None
+    limit: str = ""
+    unit: str = ""
+    words: tuple[str, ...] = ()
+    example: str = ""
+    ability: str = ""
+    tasks: frozenset[str] | None = None
+    default: str = ""
+    default_tasks: frozenset[str] | None = None
+    stage_default: bool = False
+    stage_bounds: tuple[float, float] | None = None
+    editable: Editable = Editable.QUEUED
+    name: str = ""
+    type: type = str
+    nullable: bool = False
+    fallback: Any = None
+    required: bool = False
+
+
+def _side(default: str) -> Parameter:
+    return Parameter(
+        "Pixels; a multiple of the model's size multiple.",
+        low=1,
+        unit="pixels",
+        default=default,
+        stage_default=True,
+        stage_bounds=(8, 65_536),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,53 +127,74 @@ class Lora:
 class Parameters:
     """One request's generation parameters, complete: the defaults are already filled in.
 
-    Attributes:
-        prompt: What the output should show.
-        task: The pipeline's task, such as ``text-to-image``.
-        negative_prompt: What it should not show; None where the client gave none.
-        width: Pixels.
-        height: Pixels.
-        num_inference_steps: Denoising steps asked for; a task may run fewer (image-to-image does).
-        guidance_scale: Classifier-free guidance weight (Ho & Salimans 2022); None leaves it to the
-            pipeline.
-        true_cfg_scale: The same for guidance-distilled families that also take a true one.
-        num_outputs_per_prompt: Outputs of this request; output k has seed ``seed + k``.
-        seed: Seed of output 0; always set, drawn at submit when the client gave none.
-        scheduler: Noise scheduler class by name; None means the one saved with the model.
-        output_format: ``png``, ``jpeg`` or ``webp``; ``mp4`` for videos.
-        output_compression: Quality of jpeg and webp, 0 to 100; None means the format's usual one.
-        deterministic: Run alone, so that the bytes are equal on any replica.
-        image: Input images, by their names in the output store.
-        mask_image: What to paint anew, white, by its name in the output store.
-        strength: How much of the first input image is made anew, 0 to 1; None leaves it to the
-            pipeline.
-        num_frames: Frames of a video.
-        fps: Frames in a second of a video.
-        lora: Adapters, in the order they were given.
-        preview: Whether small pictures are shown while it runs.
+    Images stand by their names in the output store; None leaves a value to the pipeline.
     """
 
-    prompt: str
-    seed: int
-    width: int
-    height: int
-    num_inference_steps: int
-    task: str = TEXT_TO_IMAGE
-    negative_prompt: str | None = None
-    guidance_scale: float | None = None
-    true_cfg_scale: float | None = None
-    num_outputs_per_prompt: int = 1
-    scheduler: str | None = None
-    output_format: str = "png"
-    output_compression: int | None = None
-    deterministic: bool = False
-    image: tuple[str, ...] = ()
-    mask_image: str | None = None
-    strength: float | None = None
-    num_frames: int | None = None
-    fps: float | None = None
-    lora: tuple[Lora, ...] = ()
-    preview: bool = False
+    # fmt: off
+    prompt: Annotated[str, Parameter(
+        "What the output shows.", limit="max_prompt_chars", example="a red circle")]
+    seed: Annotated[int, Parameter(
+        "Seed of output 0; output k has seed + k, 2^63 - 1 at most. Drawn where none is given.",
+        low=0, high=MAX_SEED, unit="seed", stage_default=True)]
+    width: Annotated[int, _side("default_width")]
+    height: Annotated[int, _side("default_height")]
+    num_inference_steps: Annotated[int, Parameter(
+        "Denoising steps; image to image runs only the share `strength` of them.",
+        low=1, limit="max_steps", unit="steps",
+        default="default_steps", stage_default=True, stage_bounds=(1, 100_000))]
+    task: Annotated[str, Parameter(
+        "What the pipeline does; picked from the inputs where none is given: `inpaint` with a "
+        "mask, a task with image input with an image, else one from text alone.")] = TEXT_TO_IMAGE
+    negative_prompt: Annotated[str | None, Parameter(
+        "What the output does not show.", limit="max_prompt_chars", example="blurry",
+        ability="negative_prompt", default="default_negative_prompt", stage_default=True)] = None
+    guidance_scale: Annotated[float | None, Parameter(
+        "Weight of the prompt (classifier-free guidance, Ho & Salimans 2022).",
+        low=0, high=100, unit="guidance scale", ability="guidance_scale",
+        default="default_guidance_scale", stage_default=True, editable=Editable.RUNNING)] = None
+    true_cfg_scale: Annotated[float | None, Parameter(
+        "Weight of the prompt for guidance-distilled families that support a true one too.",
+        low=0, high=100, unit="guidance scale", ability="true_cfg_scale",
+        default="default_true_cfg_scale", stage_default=True, editable=Editable.RUNNING)] = None
+    num_outputs_per_prompt: Annotated[int, Parameter(
+        "How many outputs; output k has seed + k.", low=1, limit="max_outputs", unit="outputs",
+        stage_default=True, stage_bounds=(1, 10_000))] = 1
+    scheduler: Annotated[str | None, Parameter(
+        "Noise scheduler by class name; the model's own where none is given.",
+        example="DDIMScheduler", stage_default=True)] = None
+    lora: Annotated[tuple[Lora, ...], Parameter(
+        "Adapter by name, or a list of them, each with its weight; the model lists them.")] = ()
+    image: Annotated[tuple[str, ...], Parameter(
+        "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a form. "
+        "Width and height follow the first one where neither is given.",
+        tasks=FROM_IMAGE_TASKS)] = ()
+    mask_image: Annotated[str | None, Parameter(
+        "Mask as large as `image`: what is white or transparent in it is painted anew.",
+        tasks=frozenset({INPAINT}))] = None
+    strength: Annotated[float | None, Parameter(
+        "How much of the first image is made anew: 1 all of it, with all steps.",
+        low=0, high=1, unit="share of the steps",
+        ability="strength", tasks=frozenset({IMAGE_TO_IMAGE, INPAINT}), stage_default=True,
+        # Inpainting has another default, of each pipeline's own.
+        default="default_strength", default_tasks=frozenset({IMAGE_TO_IMAGE}))] = None
+    num_frames: Annotated[int | None, Parameter(
+        "Frames of a video: 1 and a multiple of the model's `frames_step` more.",
+        low=1, limit="max_frames", unit="frames", tasks=VIDEO_TASKS,
+        default="default_frames", stage_default=True, stage_bounds=(1, 100_000))] = None
+    fps: Annotated[float | None, Parameter(
+        "Frames in a second of a video.", low=1, high=120, unit="frames in a second",
+        tasks=VIDEO_TASKS, default="default_fps", stage_default=True)] = None
+    output_format: Annotated[str, Parameter(
+        "File format of the outputs; png, or mp4 for videos, by default.",
+        words=OUTPUT_FORMATS, stage_default=True)] = "png"
+    output_compression: Annotated[int | None, Parameter(
+        "Quality of jpeg and webp.", low=0, high=100, unit="quality", stage_default=True)] = None
+    deterministic: Annotated[bool, Parameter(
+        "Runs alone, so that the bytes are equal on any replica.")] = False
+    preview: Annotated[bool, Parameter(
+        "Shows small pictures of it in its events while it runs.",
+        ability="preview", editable=Editable.RUNNING)] = False
+    # fmt: on
 
     @property
     def makes_video(self) -> bool:
@@ -141,7 +234,7 @@ class Parameters:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` wrote; names a newer version added are left out."""
-        kept = _known(cls, data)
+        kept = {name: data[name] for name in PARAMETERS if name in data}
         kept["image"] = tuple(kept.get("image", ()))
         kept["lora"] = tuple(Lora(**each) for each in kept.get("lora", ()))
         return cls(**kept)
@@ -149,7 +242,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a loaded model can do, published by its replicas so that the door can check requests.
+    """What a loaded model can do, published by its replicas so that the API can check requests.
 
     Attributes:
         tasks: Pipeline tasks it serves.
@@ -158,18 +251,18 @@ class Abilities:
         default_height: Pixels.
         default_steps: Denoising steps when the request names none.
         default_guidance_scale: None where the pipeline's own default stands.
-        negative_prompt: Whether the pipeline takes one.
-        true_cfg_scale: Whether the pipeline takes one.
-        default_true_cfg_scale: None where the pipeline takes none.
+        negative_prompt: Whether the pipeline supports one.
+        true_cfg_scale: Whether the pipeline supports one.
+        default_true_cfg_scale: None where the pipeline supports none.
         default_negative_prompt: None where requests that name none get none.
-        guidance_scale: Whether the pipeline takes one.
+        guidance_scale: Whether the pipeline supports one.
         schedulers: Noise schedulers a request may name, the model's own first.
-        full_run_schedulers: Those of them that begin at the first step only; tasks that take a
-            strength refuse them.
+        full_run_schedulers: Those of them that begin at the first step only; tasks that
+            support a strength refuse them.
         max_pixels: Largest width x height one output may have.
         max_prompt_tokens: Tokens the tokenizer keeps; None where there is no such limit.
-        max_images: Input images one request may have; 0 where no task takes any.
-        strength: Whether image-to-image takes one; editing models do not.
+        max_images: Input images one request may have; 0 where no task has any.
+        strength: Whether image-to-image supports one; editing models do not.
         default_strength: None where the pipeline's own default stands.
         default_frames: Frames of a video when the request names none; None for images.
         frames_step: A video has one frame and a multiple of this many more.
@@ -208,13 +301,19 @@ class Abilities:
     known_as: str | None = None
     default_sources: Mapping[str, str] = field(default_factory=dict)
 
-    def takes_strength(self, task: str) -> bool:
+    def supports(self, parameter: Parameter, task: str) -> bool:
+        """Tell whether requests of that task may have the parameter."""
+        return (parameter.tasks is None or task in parameter.tasks) and (
+            not parameter.ability or bool(getattr(self, parameter.ability))
+        )
+
+    def supports_strength(self, task: str) -> bool:
         """Tell whether requests of that task may say how much of their image is made anew."""
-        return self.strength and task in {IMAGE_TO_IMAGE, INPAINT}
+        return self.supports(PARAMETERS["strength"], task)
 
     def schedulers_for(self, task: str) -> tuple[str, ...]:
         """Return the noise schedulers that requests of that task may name."""
-        refused = self.full_run_schedulers if self.takes_strength(task) else ()
+        refused = self.full_run_schedulers if self.supports_strength(task) else ()
         return tuple(name for name in self.schedulers if name not in refused)
 
     def to_json(self) -> dict[str, Any]:
@@ -224,18 +323,35 @@ class Abilities:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` wrote; names a newer version added are left out."""
-        kept = _known(cls, data)
+        names = cls.__dataclass_fields__
         return cls(
             **{
-                **kept,
-                "tasks": tuple(kept["tasks"]),
-                "schedulers": tuple(kept.get("schedulers", ())),
-                "full_run_schedulers": tuple(kept.get("full_run_schedulers", ())),
-                "loras": tuple(kept.get("loras", ())),
+                **{name: value for name, value in data.items() if name in names},
+                "tasks": tuple(data["tasks"]),
+                "schedulers": tuple(data.get("schedulers", ())),
+                "full_run_schedulers": tuple(data.get("full_run_schedulers", ())),
+                "loras": tuple(data.get("loras", ())),
             }
         )
 
 
-def _known(cls: type[Parameters | Abilities], data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(cls)}
-    return {name: value for name, value in data.items() if name in names}
+def _table() -> dict[str, Parameter]:
+    """Read the annotations of :class:`Parameters`, in its order."""
+    hints = get_type_hints(Parameters, include_extras=True)
+    found = {}
+    for each in fields(Parameters):
+        annotation, parameter = get_args(hints[each.name])
+        kinds = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        kind = kinds[0]
+        found[each.name] = replace(
+            parameter,
+            name=each.name,
+            type=get_origin(kind) or kind,
+            nullable=type(None) in kinds,
+            fallback=None if each.default is MISSING else each.default,
+            required=each.default is MISSING,
+        )
+    return found
+
+
+PARAMETERS: Final[Mapping[str, Parameter]] = _table()

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
 from configs.fields import Number, OneOf, SectionSchema, Text, Whole, readers
+from configs.parameters import PARAMETERS, Parameter
 from configs.stage_config import (
     EngineArgs,
     ParallelConfig,
@@ -229,27 +230,33 @@ class RuntimeSchema(SectionSchema):
     section = "under runtime"
 
 
+def sampling_field(parameter: Parameter) -> fields.Field[Any]:
+    """Return the reader of a parameter's default in a stage file."""
+    low, high = parameter.stage_bounds or (parameter.low, parameter.high)
+    if parameter.type is int and low is not None and high is not None:
+        return Whole(int(low), int(high), parameter.unit)
+    if parameter.type is float:
+        return Number(low, high, parameter.unit)
+    if parameter.words:
+        return OneOf(*parameter.words)
+    if parameter.limit:  # free text, which may be empty
+        example = parameter.example
+        reason = f'is not text; put it in quotes, such as "{example}"'
+        return fields.String(error_messages={"invalid": reason})
+    return Text(parameter.example)
+
+
 class SamplingParamsSchema(SectionSchema):
     """`default_sampling_params`; the limits of the service and of the model may be narrower."""
 
     section = "under default_sampling_params"
 
-    num_inference_steps = Whole(1, 100_000, "steps")
-    guidance_scale = Number(0, 100, "guidance scale")
-    true_cfg_scale = Number(0, 100, "guidance scale")
-    strength = Number(0, 1, "share of the steps")
-    width = Whole(8, 65_536, "pixels")
-    height = Whole(8, 65_536, "pixels")
-    num_frames = Whole(1, 100_000, "frames")
-    fps = Number(1, 120, "frames in a second")
-    num_outputs_per_prompt = Whole(1, 10_000, "outputs")
-    seed = Whole(0, 2**63 - 1, "seed")
-    negative_prompt = fields.String(
-        error_messages={"invalid": 'is not text; put it in quotes, such as "blurry"'}
-    )
-    scheduler = Text("DDIMScheduler")
-    output_format = OneOf("png", "jpeg", "webp", "mp4")
-    output_compression = Whole(0, 100, "quality")
+    class Meta(SectionSchema.Meta):
+        include: ClassVar[dict[str, fields.Field[Any]]] = {
+            name: sampling_field(parameter)
+            for name, parameter in PARAMETERS.items()
+            if parameter.stage_default
+        }
 
 
 class StageSchema(SectionSchema):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Self
 
@@ -79,10 +79,6 @@ class Outcome:
     error: Failure | None = None
     step: int = 0
     steps: int = 0
-
-    def at(self, step: int, steps: int) -> Self:
-        """Return it with the denoising steps that were done when it came."""
-        return replace(self, step=step, steps=steps)
 
     def to_fields(self) -> dict[str, str]:
         """Return the fields of the record that this outcome sets, status left out."""

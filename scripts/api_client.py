@@ -1,4 +1,4 @@
-"""The API as a command sees it, and what commands print."""
+"""The client of the API that the commands use, and what they print."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NoAnswer(Exception):
 
 
 class Refused(Exception):
-    """Raised where the API refuses a call, or what answers is no such API."""
+    """Raised where the API refuses a call, or what answers is not an API of this service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ApiClient:
         """Return all replicas, by number.
 
         Raises:
-            NoAnswer, Refused: As said there.
+            NoAnswer, Refused: See there.
         """
         found: list[dict[str, Any]] = self._call("GET", "/v1/replicas")["data"]
         return found
@@ -76,7 +76,7 @@ class ApiClient:
         """Have a replica drain and end; what runs there may take ``drain_s`` seconds more.
 
         Raises:
-            NoAnswer, Refused: As said there.
+            NoAnswer, Refused: See there.
         """
         self._call("POST", f"/v1/replicas/{urllib.parse.quote(name)}/restart?drain_s={drain_s:g}")
 
@@ -84,7 +84,7 @@ class ApiClient:
         """Submit a request and return its object; with the same key again, the same one.
 
         Raises:
-            NoAnswer, Refused: As said there.
+            NoAnswer, Refused: See there.
         """
         headers = {"Idempotency-Key": idempotency_key, "Content-Type": "application/json"}
         data = json.dumps(body).encode()
@@ -95,7 +95,7 @@ class ApiClient:
         """Return a request, once it has ended or after ``wait_s`` seconds, 10 at most.
 
         Raises:
-            NoAnswer, Refused: As said there.
+            NoAnswer, Refused: See there.
         """
         headers = {"Prefer": f"wait={wait_s}"}
         request: dict[str, Any] = self._call("GET", f"/v1/requests/{request_id}", headers=headers)
@@ -105,7 +105,7 @@ class ApiClient:
         """Cancel a request and return its object.
 
         Raises:
-            NoAnswer, Refused: As said there.
+            NoAnswer, Refused: See there.
         """
         request: dict[str, Any] = self._call("POST", f"/v1/requests/{request_id}/cancel")
         return request
@@ -116,7 +116,7 @@ class ApiClient:
         The stream may end before the request does: ask again from the last event on.
 
         Raises:
-            NoAnswer, Refused: As said there.
+            NoAnswer, Refused: See there.
         """
         headers = {"Last-Event-ID": last} if last else {}
         with self._open("GET", f"/v1/requests/{request_id}/events", None, headers) as answer:
@@ -135,7 +135,7 @@ class ApiClient:
         """Return the bytes of an output.
 
         Raises:
-            NoAnswer, Refused: As said there.
+            NoAnswer, Refused: See there.
         """
         with self._open("GET", path, None, {}) as answer:
             data: bytes = answer.read()
@@ -152,7 +152,7 @@ class ApiClient:
             try:
                 return json.load(answer)
             except ValueError as error:
-                raise Refused(f"{self.url} is no API of this service: {error}") from error
+                raise Refused(f"{self.url} is not an API of this service: {error}") from error
 
     @contextmanager
     def _open(
@@ -188,7 +188,7 @@ _PAUSE_S: Final = 0.5
 
 
 class FollowedRequest:
-    """One request of an API."""
+    """One request, followed by its events until it ends."""
 
     def __init__(self, api: ApiClient, request: dict[str, Any]) -> None:
         """Follow the request whose object was answered at its submit."""

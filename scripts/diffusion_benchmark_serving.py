@@ -1,6 +1,6 @@
 """Benchmark of a running service: ``python -m scripts.diffusion_benchmark_serving``.
 
-Takes the flags of vLLM-Omni's client of the same name and writes its JSON fields, with figures of
+Accepts the flags of vLLM-Omni's client of the same name and writes its JSON fields, with figures of
 each replica beside them; ``python scripts/diffusion_benchmark_serving.py`` does the same.
 
 Exit codes: 0, every request succeeded; 1, some failed, or the benchmark could not start; 2, the
@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(str(refused))
         return 1
     except KeyboardInterrupt:
-        complain("interrupted; what was on the way is canceled")
+        complain("interrupted; requests in flight are canceled")
         return 130
 
 
 def _run(options: Options, command: str) -> int:
     for path in (options.output_file, options.report):
         if path is not None and not path.absolute().parent.is_dir():
-            raise BenchRefused(f"{path}: its folder is not there; make it first")
+            raise BenchRefused(f"{path}: its folder does not exist; create it first")
     document = figures(asyncio.run(_measured(options)), options)
     say(table(document))
     try:
@@ -65,7 +65,7 @@ def _run(options: Options, command: str) -> int:
 
 
 async def _measured(options: Options) -> Measurement:
-    """Measure, and give up on a signal so that the service is told of what is on the way."""
+    """Measure, and give up on a signal so that the service cancels what is in flight."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):

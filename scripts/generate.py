@@ -1,7 +1,7 @@
 """Make a picture or a video from the command line: ``python -m scripts.generate "a red circle"``.
 
 Submits one request to a running service, follows it with a progress bar, and writes its outputs.
-Ctrl-C cancels it. Needs the API and nothing else.
+Ctrl-C cancels it. It needs only the API.
 
 Exit codes: 0, the outputs are written; 1, the request failed or was refused; 2, a wrong command
 line; 130, it was canceled by Ctrl-C.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from configs.errors import ConfigurationError
+from configs.fields import choices
 from configs.parameters import MEDIA_TYPES
 from configs.settings import load_settings
 from scripts.api_client import ApiClient, FollowedRequest, NoAnswer, Refused, complain, say
@@ -124,8 +125,8 @@ def _body(options: argparse.Namespace) -> dict[str, Any]:
         form = _FORMATS.get(options.output.suffix.lower())
         if form is None:
             raise ValueError(
-                f"-o {options.output}: no format ends in {options.output.suffix!r}; "
-                f"give one of {', '.join(_FORMATS)}"
+                f"-o {options.output}: {options.output.suffix!r} is not a supported format; "
+                f"use {choices(_FORMATS)}"
             )
         fields["output_format"] = form
     return {name: value for name, value in fields.items() if value is not None}
@@ -163,10 +164,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, help="denoising steps")
     add("--guidance-scale", type=float, metavar="G", help="weight of the prompt")
     add("--num-outputs", "-n", type=int, metavar="N", help="outputs; output k has seed + k")
-    add("--seed", type=int, help="default: drawn")
+    add("--seed", type=int, help="default: random")
     add("--scheduler", metavar="CLASS", help="noise scheduler")
     add("--image", type=Path, action="append", default=[], metavar="FILE", help="input image")
-    add("--mask", type=Path, metavar="FILE", help="what to paint anew, white")
+    add("--mask", type=Path, metavar="FILE", help="mask; white parts are painted anew")
     add("--strength", type=float, help="how much of the image is made anew, 0 to 1")
     add("--frames", type=int, help="frames of a video")
     add("--fps", type=float, help="frames in a second of a video")

@@ -1,6 +1,9 @@
-"""The roll: replicas restarted one after the other, each once the one before is ready again.
+"""Restart replicas one by one, without a failed request: ``python -m scripts.rolling_restart``.
 
-Does not know the command line, nor who starts the processes.
+Each restarts once the one before it is ready again. Whatever started the processes, such as
+`scripts/serve.py`, must start them again after exit code 0.
+
+Exit codes: 0, all were restarted; 1, one did not come back; 2, nothing was restarted.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from configs.errors import ConfigurationError
+from configs.fields import choices
 from configs.settings import load_settings
 from scripts.api_client import ApiClient, NoAnswer, Refused, complain, say
 from scripts.launcher.parts import base_url, reachable
@@ -54,21 +58,20 @@ class RollingRestart:
         """
         found = {replica["name"]: replica for replica in self.api.replicas()}
         if unknown := [name for name in names if name not in found]:
-            known = ", ".join(found) or "none"
-            raise Stopped(f"there is no replica {', '.join(unknown)}; known are {known}")
+            known = choices(found) if found else "one that runs"
+            raise Stopped(f"{', '.join(unknown)} is not a replica; use {known}")
         chosen = [found[name] for name in dict.fromkeys(names or found)]
         for replica in chosen:
             if replica["state"] not in _SERVING:
-                self.say(f"{replica['name']}: left out, it is {replica['state']}")
+                self.say(f"{replica['name']}: skipped, it is {replica['state']}")
         running = [replica for replica in chosen if replica["state"] in _SERVING]
         if not running:
-            raise Stopped("no replica is ready: there is nothing to restart")
+            raise Stopped("no replica is ready, so there is nothing to restart")
         for replica in running:
             if not force and not _is_covered(replica, list(found.values())):
                 raise Stopped(
-                    f"{replica['name']} is the only ready replica of {_stage(replica)}: while it "
-                    "restarts, new requests would be refused with 503 (waiting ones would wait); "
-                    "have a second one ready, or give --force"
+                    f"{replica['name']} is the only ready replica of {_stage(replica)}; new "
+                    "requests would get 503 while it restarts. Start a second one, or use --force"
                 )
         return [replica["name"] for replica in running]
 
@@ -83,7 +86,7 @@ class RollingRestart:
         for number, name in enumerate(names, 1):
             before = self._covered(name, force=force)
             self.say(
-                f"{name}: leaves the rotation ({number} of {len(names)}), "
+                f"{name}: restarting ({number} of {len(names)}), "
                 f"{before['running']} running, {before['waiting']} waiting"
             )
             self._insist(lambda name=name: self.api.restart(name, self.drain_s))  # type: ignore[misc]
@@ -97,7 +100,7 @@ class RollingRestart:
             found = self._insist(self.api.replicas)
             replica = _named(found, name)
             if replica is None or replica["state"] not in _SERVING:
-                raise Stopped(f"{name} is {replica['state'] if replica else 'unknown'} by now")
+                raise Stopped(f"{name} is now {replica['state'] if replica else 'unknown'}")
             if force or _is_covered(replica, found):
                 return replica
             if self.clock() >= deadline:
@@ -115,7 +118,7 @@ class RollingRestart:
         while True:
             now = _named(self._insist(self.api.replicas), name) or {**before, "state": "gone"}
             if not ended and (now["state"] not in _SERVING or _process(now) != _process(before)):
-                # It has used up as much of its time to drain as it needed.
+                # It needs no more of its time to drain.
                 ended, deadline = True, self.clock() + self.timeout_s
             line = _progress(before, now)
             if line != said:
@@ -125,20 +128,20 @@ class RollingRestart:
                 return
             if self.clock() >= deadline:
                 raise Stopped(
-                    f"{name} did not come back within {self.timeout_s:g} s: {line}. Is it "
-                    "supervised by something that starts it again after exit code 0?"
+                    f"{name} was not ready again within {self.timeout_s:g} s: {line}; check that "
+                    "its supervisor starts it again after exit code 0"
                 )
             self.sleep(_LOOK_EVERY_S)
 
     def _insist(self, call: Callable[[], Any]) -> Any:
-        """Make a call again and again while the API is away: it may be restarted meanwhile."""
+        """Repeat a call while the API does not answer: it may be restarting."""
         deadline = self.clock() + self.timeout_s
         while True:
             try:
                 return call()
             except NoAnswer as away:
                 if self.clock() >= deadline:
-                    raise Stopped(f"the API is away: {away}") from away
+                    raise Stopped(f"the API does not answer: {away}") from away
                 self.sleep(_LOOK_EVERY_S)
 
 
@@ -192,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rolling.roll(chosen, force=options.force)
     except (Stopped, Refused) as error:
-        complain(f"{error}. The roll stops here; the other replicas serve as before.")
+        complain(f"{error}. The other replicas were not restarted.")
         return 1
     return 0
 
@@ -221,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="how long a running request may go on before it begins anew elsewhere (default: 600)",
+        help="how long a running request may go on before it moves (default: 600)",
     )
     parser.add_argument(
         "--timeout",

@@ -1,9 +1,9 @@
 """Does another replica help? ``python -m scripts.sweep --replicas 1,2,4``.
 
 For each count the service is started anew with so many replicas of the same stage, and the same
-prompts with the same seeds are sent to it (`scripts/diffusion_benchmark_serving.py`, all of whose
-flags are taken here too). Writes `sweep.json` and `sweep.png`, prints throughput, latency and
-scaling efficiency. Ctrl-C leaves nothing running.
+prompts with the same seeds are sent to it (it accepts the flags of
+`scripts/diffusion_benchmark_serving.py` too). Writes `sweep.json` and `sweep.png`, and prints
+throughput, latency and scaling efficiency. Ctrl-C leaves nothing running.
 
 Exit codes: 0, every request succeeded; 1, some failed, or a service did not start; 2, the command
 line or the configuration is wrong; 130, interrupted.
@@ -30,12 +30,12 @@ from configs.errors import ConfigurationError
 from configs.settings import load_settings
 from scripts.api_client import complain, say
 from scripts.launcher.preflight import StartRefused
-from scripts.measured_service import running_service
-from scripts.scaling import SweepPlan, draw, plan_sweep, scaling, scaling_table
 from scripts.serving_bench.figures import figures
+from scripts.serving_bench.measured_service import running_service
 from scripts.serving_bench.measurement import measure
 from scripts.serving_bench.options import Options, read_options
 from scripts.serving_bench.requests import BenchRefused
+from scripts.serving_bench.scaling import SweepPlan, draw, plan_sweep, scaling, scaling_table
 
 _PROMPTS_PER_REPLICA: Final = 12
 _OURS: Final = ("--base-url", "--host", "--port", "--output-file", "--report", "--save-dir")
@@ -138,7 +138,7 @@ def _read(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Options]
     chosen, rest = parser.parse_known_args(arguments)
     for flag in _OURS:
         if any(word == flag or word.startswith(f"{flag}=") for word in rest):
-            parser.error(f"{flag} is set by the sweep itself; leave it out")
+            parser.error(f"{flag} is set by the sweep; leave it out")
     options = read_options(rest, settings.api_key)
     chosen.served = options.model
     if options.num_prompts is None and options.dataset != "trace":
@@ -152,8 +152,8 @@ def _parser(default_file: Path) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.sweep",
         description="Measure a service with several replica counts, each started anew.",
-        epilog="Every flag of python -m scripts.diffusion_benchmark_serving is taken too, but for "
-        "those that say where the service is and where its figures go.",
+        epilog="Accepts the flags of python -m scripts.diffusion_benchmark_serving too, except "
+        "those for the place of the service and of its figures.",
         allow_abbrev=False,
     )
     add = parser.add_argument

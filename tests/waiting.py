@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 _PAUSE_S = 0.02
 T = TypeVar("T")
+
+
+def answered_within(timeout_s: float, call: Callable[[], T]) -> T:
+    """Return what ``call`` returns, made in a thread that is left behind where it hangs.
+
+    Raises:
+        TimeoutError: It has not returned after ``timeout_s`` seconds.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(timeout_s)
 
 
 def wait_until(

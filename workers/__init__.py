@@ -1,5 +1,5 @@
 """The replicas: ``celery -A workers worker -Q replica0`` makes this process replica0.
 
 One process is one replica: one Celery worker on its own queue, one pipeline on its own device
-chunk. Knows no HTTP; the engine in here knows no Redis and no Celery either.
+chunk.
 """

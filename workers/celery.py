@@ -3,8 +3,6 @@
 The queue's name says which replica; the stage file says which devices and which model. Pool, width
 and node name are set here, so that the bare command line is right. Importing this module reads the
 environment and opens nothing: Flower imports it too.
-
-Does not know what a replica does: it moves ``workers.replica`` through its life.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _EXIT_MODEL = 3
 
 def make_app(settings: Settings) -> Celery:
     """Make the app; concurrency follows from the stage once the queue is known."""
-    made = Celery("workers", include=["workers.task", "workers.task"])
+    made = Celery("workers", include=["workers.task"])
     made.conf.update(
         celery_settings(settings),
         worker_pool="threads",
@@ -57,7 +55,7 @@ def make_app(settings: Settings) -> Celery:
     return made
 
 
-def _or_end(handler: Callable[..., None]) -> Callable[..., None]:
+def _end_on_error(handler: Callable[..., None]) -> Callable[..., None]:
     """End the process when a handler fails: Celery would log it and go on with half a replica."""
 
     @functools.wraps(handler)
@@ -78,7 +76,7 @@ except ConfigurationError as refused:
 
 
 @celeryd_init.connect(weak=False)
-@_or_end
+@_end_on_error
 def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
     """Find out which replica this process is, and take its devices before torch is imported."""
     settings = load_settings()
@@ -98,7 +96,7 @@ def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
 
 
 @worker_init.connect(weak=False)
-@_or_end
+@_end_on_error
 def set_up_worker(sender: Any, **_: Any) -> None:
     """Take as many requests at a time as the stage says, and do not look for other workers.
 
@@ -112,7 +110,7 @@ def set_up_worker(sender: Any, **_: Any) -> None:
 
 
 @celeryd_after_setup.connect(weak=False)
-@_or_end
+@_end_on_error
 def load_model(**_: Any) -> None:
     """Load the pipeline before the first message can arrive."""
     try:
@@ -124,7 +122,7 @@ def load_model(**_: Any) -> None:
 
 
 @worker_ready.connect(weak=False)
-@_or_end
+@_end_on_error
 def join_rotation(**_: Any) -> None:
     """The queue is read from now on."""
     current().open()
@@ -146,14 +144,14 @@ def _plan(settings: Settings, stages: tuple[StageConfig, ...], queues: object) -
     names = queues.split(",") if isinstance(queues, str) else list(queues or ())  # type: ignore[call-overload]
     if len(names) != 1 or not _QUEUE.fullmatch(str(names[0])):
         raise ConfigurationError(
-            f"-Q {','.join(map(str, names)) or '(nothing)'} names no replica; one worker is one "
-            "replica: celery -A workers worker -Q replica0"
+            f"-Q {','.join(map(str, names)) or '(nothing)'} does not name one replica; start each "
+            "replica with a worker of its own: celery -A workers worker -Q replica0"
         )
     return find_replica(plan_replicas(stages, settings.replica_offset), names[0])
 
 
 def _leave() -> None:
-    """End a replica that has said its last word, without torch taking itself down.
+    """End a replica that has told the registry so, without torch taking itself down.
 
     That is seconds of work for nothing, in which a supervisor may lose its patience.
     """

@@ -9,8 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 from redis.exceptions import RedisError
@@ -22,15 +21,15 @@ from routing.replica import DrainCommand, Heartbeat, HeartbeatAnswer, Registry, 
 _logger = logging.getLogger(__name__)
 
 
-class ReplicaMark:
-    """What is told of a replica, kept up to date by whoever changes it.
+class ReplicaLife:
+    """Where this replica is in its life.
 
     Attributes:
         incarnation: Name of this process among those of the replica; a later one sorts after it.
         node: Its Celery node name.
-        state: Where it is in its life.
+        state: As the registry has it from the next heartbeat on.
         stopping: Whether it takes nothing more, whatever an operator says.
-        error: Why it failed, for whoever reads the registry.
+        error: Why it failed.
     """
 
     def __init__(self, plan: ReplicaPlan, machine: Machine) -> None:
@@ -53,7 +52,7 @@ class ReplicaMark:
         """Say that it cannot go on, and why."""
         self.state, self.error = ReplicaState.FAILED, error
 
-    def taken(self, step_s: float | None, device_memory_bytes: int | None) -> Heartbeat:
+    def heartbeat(self, step_s: float | None, device_memory_bytes: int | None) -> Heartbeat:
         """Return the heartbeat of this moment."""
         plan, stage = self._plan, self._plan.stage
         return Heartbeat(
@@ -77,107 +76,104 @@ class ReplicaMark:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Reactions:
-    """What a heartbeat asks its replica, and what it has it do.
+class HeartbeatSource(Protocol):
+    """What sends the heartbeats, and hears their answers."""
 
-    Attributes:
-        stuck: Asked before each beat; the beat after a True is the last, and ends the process.
-        has_room: Whether the replica could take another request now.
-        wake: Called when requests waited while there was room, at two beats in a row, with how
-            many messages for them are missing.
-        return_strays: Called after each beat; may raise RedisError.
-        heed: Called after each beat with what an operator wants of the replica.
-        superseded: Called once when a newer process has taken the replica's name.
-    """
+    def heartbeat(self) -> Heartbeat:
+        """Return the heartbeat of this moment."""
 
-    stuck: Callable[[], bool]
-    has_room: Callable[[], bool]
-    wake: Callable[[int], None]
-    return_strays: Callable[[], None]
-    heed: Callable[[DrainCommand | None], None]
-    superseded: Callable[[], None]
+    def is_stuck(self) -> bool:
+        """Tell whether the next heartbeat is the last, after which this process is killed."""
+
+    def has_room(self) -> bool:
+        """Tell whether another request could be claimed now."""
+
+    def wake_self(self, times: int) -> None:
+        """Send so many wake-ups, which got lost while requests waited and there was room."""
+
+    def return_orphaned_claims(self) -> None:
+        """Hand back what runs here by the records alone; may raise RedisError."""
+
+    def obey(self, command: DrainCommand | None) -> None:
+        """Do what an operator wants; called after each heartbeat."""
+
+    def superseded(self) -> None:
+        """End: a newer process has taken the replica's name."""
 
 
 class HeartbeatThread:
-    """Writes the mark that ``mark`` returns, every ``every_s`` seconds."""
+    """Sends a heartbeat every ``every_s`` seconds."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        mark: Callable[[], Heartbeat],
-        every_s: float,
-        reactions: Reactions,
-    ) -> None:
-        """Write to ``registry``, and nothing before :meth:`start`."""
+    def __init__(self, registry: Registry, source: HeartbeatSource, every_s: float) -> None:
+        """Send nothing before :meth:`start`."""
         self._registry = registry
-        self._mark = mark
+        self._source = source
         self._every_s = every_s
-        self._replica = reactions
-        self._idle_beats = 0
+        self._idle_heartbeats = 0
         self._now = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Write the first mark, then go on in a thread of its own."""
-        self._beat()
+        """Send the first heartbeat, then go on in a thread of its own."""
+        self._send()
         self._thread.start()
 
-    def heartbeat_now(self) -> None:
-        """Write a mark without waiting for the next turn; safe in a signal handler."""
+    def send_now(self) -> None:
+        """Send a heartbeat without waiting for the next turn; safe in a signal handler."""
         self._now.set()
 
     def stop(self) -> None:
-        """Stop, with a last mark that says how the process ends."""
+        """Stop, with a last heartbeat that says how the process ends."""
         self._stopped.set()
         self._now.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         try:
-            self._registry.record(self._mark())
+            self._registry.record(self._source.heartbeat())
         except RedisError as error:
-            _logger.warning("the last mark was not recorded, it expires by itself: %s", error)
+            _logger.warning("the last heartbeat was not recorded and will expire: %s", error)
 
     def _loop(self) -> None:
         while not self._stopped.is_set():
             self._now.wait(self._every_s)
             self._now.clear()
             if not self._stopped.is_set():
-                stuck = self._replica.stuck()
-                self._beat()
+                stuck = self._source.is_stuck()
+                self._send()
                 if stuck:
                     # A thread that hangs in a kernel cannot be ended in any gentler way.
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    def _beat(self) -> None:
+    def _send(self) -> None:
         try:
-            standing = self._registry.record(self._mark())
-            if not standing.superseded:
-                self._replica.return_strays()
+            answer = self._registry.record(self._source.heartbeat())
+            if not answer.superseded:
+                self._source.return_orphaned_claims()
         except RedisError as error:
             _logger.warning("the heartbeat was not recorded: %s", error)
             return
-        if standing.superseded:
+        if answer.superseded:
             self._stopped.set()
-            self._replica.superseded()
+            self._source.superseded()
         else:
-            self._replica.heed(standing.drain)
-            self._look_for_lost(standing)
+            self._source.obey(answer.drain)
+            self._make_up_for_lost_wake_ups(answer)
 
-    def _look_for_lost(self, standing: HeartbeatAnswer) -> None:
+    def _make_up_for_lost_wake_ups(self, answer: HeartbeatAnswer) -> None:
         idle = (
-            standing.state is ReplicaState.READY
-            and standing.unannounced > 0
-            and self._replica.has_room()
+            answer.state is ReplicaState.READY
+            and answer.unannounced > 0
+            and self._source.has_room()
         )
-        self._idle_beats = self._idle_beats + 1 if idle else 0
-        if self._idle_beats >= 2:
+        self._idle_heartbeats = self._idle_heartbeats + 1 if idle else 0
+        # At the second one only: a wake-up may be on its way just now.
+        if self._idle_heartbeats >= 2:
             _logger.warning(
-                "%d requests wait while there is room, and %d wake-ups got lost; waking up",
-                standing.waiting,
-                standing.unannounced,
+                "%d requests wait while there is room, and %d wake-ups got lost; sent again",
+                answer.waiting,
+                answer.unannounced,
             )
-            self._idle_beats = 0
-            # For all of them: one at a time would cost two beats for each.
-            self._replica.wake(standing.unannounced)
+            self._idle_heartbeats = 0
+            # For all of them: one at a time would cost two heartbeats for each.
+            self._source.wake_self(answer.unannounced)

@@ -30,11 +30,7 @@ Fields = dict[str, str | int | float]
 
 
 def describe(
-    parameters: Parameters,
-    seed: int,
-    model: str,
-    size: tuple[int, int],
-    scheduler: str | None = None,
+    parameters: Parameters, seed: int, model: str, size: tuple[int, int], scheduler: str
 ) -> Fields:
     """Return the fields to write into a file; what was not asked for is left out.
 
@@ -43,8 +39,9 @@ def describe(
         seed: Seed that makes this output alone.
         model: Name by which clients ask for the model.
         size: Width and height of what was made, pixels.
-        scheduler: The noise scheduler that ran; None for the one that was asked for.
+        scheduler: The noise scheduler that ran.
     """
+    adapters = parameters.lora
     fields: dict[str, str | int | float | None] = {
         "task": None if parameters.task == TEXT_TO_IMAGE else parameters.task,
         "prompt": parameters.prompt,
@@ -54,8 +51,8 @@ def describe(
         "guidance_scale": parameters.guidance_scale,
         "true_cfg_scale": parameters.true_cfg_scale,
         "strength": parameters.strength,
-        "scheduler": scheduler or parameters.scheduler,
-        "lora": ", ".join(f"{each.name} {each.scale:g}" for each in parameters.lora) or None,
+        "scheduler": scheduler,
+        "lora": ", ".join(f"{each.name} {each.scale:g}" for each in adapters) if adapters else None,
         "width": size[0],
         "height": size[1],
         "num_frames": parameters.num_frames,
@@ -68,9 +65,6 @@ def describe(
 _QUALITY = {"jpeg": 95, "webp": 90}
 
 
-_PREVIEW_QUALITY = 75
-
-
 _USER_COMMENT, _EXIF_IFD = 0x9286, 0x8769
 
 
@@ -81,30 +75,13 @@ _COMMENT_BYTES = 60_000
 _SHORT_PROMPT = 2_000
 
 
-def encode(
-    image: Image.Image,
-    parameters: Parameters,
-    seed: int,
-    model: str,
-    *,
-    scheduler: str | None = None,
-    metadata: bool = True,
-) -> bytes:
-    """Return `image` as a file of `parameters.output_format`.
+def encode(image: Image.Image, parameters: Parameters, fields: Fields) -> bytes:
+    """Return `image` as a file of `parameters.output_format` that says what makes it again.
 
-    With `metadata` the file says what makes the image again: as text chunks of a PNG, one for each
-    field, and as JSON in the EXIF user comment of a JPEG or WebP.
-
-    Args:
-        image: What was made.
-        parameters: How.
-        seed: Seed that makes this image alone.
-        model: Name by which clients ask for the model.
-        scheduler: The noise scheduler that ran; None for the one that was asked for.
-        metadata: Whether to write the fields.
+    `fields` become text chunks of a PNG, one for each, and JSON in the EXIF user comment of a JPEG
+    or WebP.
     """
     form = parameters.output_format
-    fields = describe(parameters, seed, model, image.size, scheduler) if metadata else {}
     options: dict[str, Any] = {}
     if form == "png":
         options["pnginfo"] = _png_text(fields)
@@ -117,13 +94,6 @@ def encode(
         image = image.convert("RGB")
     file = io.BytesIO()
     image.save(file, format=form, **options)
-    return file.getvalue()
-
-
-def encode_preview(picture: Image.Image) -> bytes:
-    """Return a small picture as a JPEG of a few kilobytes."""
-    file = io.BytesIO()
-    picture.save(file, format="jpeg", quality=_PREVIEW_QUALITY)
     return file.getvalue()
 
 
@@ -164,31 +134,20 @@ _OPTIONS = {"crf": _RATE_FACTOR, "mbtree": "0"}
 _FINEST = 1001
 
 
-def encode_video(
-    video: Video,
-    parameters: Parameters,
-    seed: int,
-    model: str,
-    *,
-    scheduler: str | None = None,
-    metadata: bool = True,
-) -> bytes:
+def encode_video(video: Video, fields: Fields) -> bytes:
     """Return `video` as an MP4 file that browsers play while they load it.
 
     The pixels are yuv420p in the colours of BT.709, the index stands at the front. An odd width or
-    height, which yuv420p cannot have, gets its last column or row twice. With `metadata` the
-    comment of the file says, as JSON, what makes the video again.
+    height, which yuv420p cannot have, gets its last column or row twice. `fields` are the comment
+    of the file, as JSON.
 
     Raises:
         OutputWriteFailed: The encoder failed.
     """
-    comment = None
-    if metadata:
-        comment = json.dumps(describe(parameters, seed, model, video.size, scheduler))
     try:
         # A file and no buffer: moving the index to the front reads what was written.
         with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
-            _write(file.name, video, comment)
+            _write_video(file.name, video, json.dumps(fields) if fields else None)
             return file.read()
     except (OSError, av.FFmpegError) as error:
         raise OutputWriteFailed(
@@ -196,7 +155,7 @@ def encode_video(
         ) from error
 
 
-def _write(path: str, video: Video, comment: str | None) -> None:
+def _write_video(path: str, video: Video, comment: str | None) -> None:
     frames = _even(video.frames)
     options = {"movflags": "+faststart", "fflags": "+bitexact"}
     with av.open(path, "w", format="mp4", options=options) as file:
@@ -236,17 +195,39 @@ class OutputWriter:
     store: OutputStore
     metadata: bool
 
-    def write(self, request: Request, generation: Generation) -> tuple[Output, ...]:
+    def write(self, request: Request, made: Generation) -> tuple[Output, ...]:
         """Store all outputs of an attempt and return what the record is to say of them.
 
         Raises:
             OutputWriteFailed: One could not be stored; none is left there.
         """
+        parameters, form = request.parameters, request.parameters.output_format
         written: list[Output] = []
         try:
-            made: tuple[Image.Image | Video, ...] = generation.videos or generation.images
-            for index, (each, seed) in enumerate(zip(made, generation.seeds, strict=True)):
-                written.append(self._write_one(request, index, each, seed, generation.scheduler))
+            outputs: tuple[Image.Image | Video, ...] = made.videos or made.images
+            for index, (each, seed) in enumerate(zip(outputs, made.seeds, strict=True)):
+                fields: Fields = {}
+                if self.metadata:
+                    fields = describe(parameters, seed, request.model, each.size, made.scheduler)
+                video = each if isinstance(each, Video) else None
+                if isinstance(each, Video):
+                    data = encode_video(each, fields)
+                else:
+                    data = encode(each, parameters, fields)
+                name = f"{request.id}/{request.attempt}-{index}.{form}"
+                self.store.write(name, data)
+                output = Output(
+                    name=name,
+                    media_type=MEDIA_TYPES[form],
+                    width=each.size[0],
+                    height=each.size[1],
+                    seed=seed,
+                    bytes=len(data),
+                    sha256=hashlib.sha256(data).hexdigest(),
+                    num_frames=video.num_frames if video else None,
+                    fps=video.fps if video else None,
+                )
+                written.append(output)
         except BaseException:
             self.remove(written)
             raise
@@ -262,33 +243,3 @@ class OutputWriter:
                 self.store.remove_file(output.name)
             except Exception as error:  # noqa: BLE001 - any file system may fail in its own way
                 _logger.warning("%s could not be removed: %s", output.name, error)
-
-    def _write_one(
-        self, request: Request, index: int, made: Image.Image | Video, seed: int, scheduler: str
-    ) -> Output:
-        form = request.parameters.output_format
-        data = self._encoded(request, made, seed, scheduler)
-        name = f"{request.id}/{request.attempt}-{index}.{form}"
-        self.store.write(name, data)
-        width, height = made.size
-        return Output(
-            name=name,
-            media_type=MEDIA_TYPES[form],
-            width=width,
-            height=height,
-            seed=seed,
-            bytes=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
-            num_frames=made.num_frames if isinstance(made, Video) else None,
-            fps=made.fps if isinstance(made, Video) else None,
-        )
-
-    def _encoded(
-        self, request: Request, made: Image.Image | Video, seed: int, scheduler: str
-    ) -> bytes:
-        parameters, model, metadata = request.parameters, request.model, self.metadata
-        if isinstance(made, Video):
-            return encode_video(
-                made, parameters, seed, model, scheduler=scheduler, metadata=metadata
-            )
-        return encode(made, parameters, seed, model, scheduler=scheduler, metadata=metadata)

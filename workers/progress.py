@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from PIL import Image
@@ -15,9 +16,9 @@ from redis.exceptions import RedisError
 from configs.errors import NotFound
 from routing.claims import Claims
 from routing.request import Request
-from workers.engine.generation import Interrupted
-from workers.outputs import encode_preview
+from workers.engine.progress import Interrupted
 
+_PREVIEW_QUALITY = 75  # a few kilobytes
 _logger = logging.getLogger(__name__)
 
 
@@ -32,7 +33,19 @@ class Stop(StrEnum):
 
 
 class Run:
-    """One claimed request in flight."""
+    """One claimed request in flight; the engine calls it between two steps.
+
+    Flags are set by other threads and acted upon at the next step, so that no thread waits for
+    another.
+
+    Attributes:
+        request: As it was read last.
+        step: Denoising steps done, of ``steps``; both 0 before the first.
+        step_s: Seconds that a step takes; None before the first.
+        moved_at: When it last did a step, by the clock.
+        timeout: Seconds that it may run; None for no limit.
+        preview: The newest preview that was not reported yet, its step and a JPEG.
+    """
 
     def __init__(
         self,
@@ -52,9 +65,9 @@ class Run:
         self._clock = clock
         self._started = clock()
         self.timeout = request.timeout
+        self.preview: tuple[int, bytes] | None = None
         self._guidance: Mapping[str, float | None] = {}
         self._preview_every_s = preview_every_s
-        self._preview: tuple[int, bytes] | None = None
         self._shown_at = -math.inf
         self._stop: Stop | None = None
         self._lock = threading.Lock()
@@ -88,15 +101,12 @@ class Run:
         return self._clock() - self._shown_at >= self._preview_every_s
 
     def on_preview(self, step: int, picture: Image.Image) -> None:
-        """Keep how it looks for the reporter to carry on; only the newest counts."""
+        """Keep how it looks for the reporter; only the newest counts."""
         self._shown_at = self._clock()
-        self._preview = step, encode_preview(picture)
+        file = io.BytesIO()
+        picture.save(file, format="jpeg", quality=_PREVIEW_QUALITY)
+        self.preview = step, file.getvalue()
         self._on_progress()
-
-    def take_preview(self) -> tuple[int, bytes] | None:
-        """Return the newest preview, its step and a JPEG, once."""
-        preview, self._preview = self._preview, None
-        return preview
 
     def on_step(self, step: int, steps: int) -> None:
         """Note that ``step`` of ``steps`` are done.
@@ -107,7 +117,7 @@ class Run:
         now = self._clock()
         if step > self.step:
             last = (now - self.moved_at) / (step - self.step)
-            self.step_s = lately(self.step_s if self.step else None, last)
+            self.step_s = moving_mean(self.step_s if self.step else None, last)
         self.step, self.steps, self.moved_at = step, steps, now
         self._on_progress()
         if self.timeout is not None and now - self._started > self.timeout:
@@ -116,22 +126,22 @@ class Run:
             raise Interrupted(self._stop)
 
 
-def lately(known_s: float | None, last_s: float) -> float:
-    """Return the seconds that a step takes of late: a mean in which what is past weighs less."""
+def moving_mean(known_s: float | None, last_s: float) -> float:
+    """Return the mean seconds of a step, in which older steps weigh less."""
     return last_s if known_s is None else 0.7 * known_s + 0.3 * last_s
 
 
 _SOONEST_S = 0.05  # between two reports of a run whose steps are faster than anyone looks
 
 
-_LATEST_S = 0.5  # a wish in the record is seen this soon even if its control command got lost
+_LATEST_S = 0.5  # a command in the record is seen this soon even if its message got lost
 
 
 class Reporter:
-    """Reports on the runs that ``runs`` returns."""
+    """Writes the progress of the runs to their records, and reads from these what clients want."""
 
     def __init__(
-        self, claims: Claims, read: Callable[[str], Request], runs: Callable[[], Collection[Run]]
+        self, claims: Claims, read: Callable[[str], Request], runs: Mapping[str, Run]
     ) -> None:
         """Report nothing before :meth:`start`; ``read`` returns a record by its id."""
         self._claims = claims
@@ -152,14 +162,14 @@ class Reporter:
         self._thread.join(timeout=5)
 
     def wake(self) -> None:
-        """Say that a run has moved or should be looked at."""
+        """Say that a run has moved or that its record has changed."""
         self._news.set()
 
     def _loop(self) -> None:
         while not self._stopped.wait(_SOONEST_S):
-            self._news.wait(_LATEST_S if self._runs() else None)
+            self._news.wait(_LATEST_S if self._runs else None)
             self._news.clear()
-            for run in list(self._runs()):
+            for run in list(self._runs.values()):
                 self._report(run)
 
     def _report(self, run: Run) -> None:
@@ -168,8 +178,8 @@ class Reporter:
             if signals is None:
                 run.stop(Stop.LOST)
                 return
-            preview = run.take_preview()
-            if preview is not None:
+            if run.preview is not None:
+                preview, run.preview = run.preview, None
                 self._claims.preview(run.request, *preview)
             if signals.cancel:
                 run.stop(Stop.CANCELED)

@@ -139,7 +139,7 @@ def task_defaults(task: str, abilities: Abilities) -> dict[str, Any]:
 def untaken(task: str, abilities: Abilities) -> set[str]:
     """Return the fields that this task of the model takes none of."""
     names = set() if task in VIDEO_TASKS else set(_VIDEO_FIELDS)
-    if not abilities.takes_strength(task):
+    if not abilities.supports_strength(task):
         names.add("strength")
     return names
 
@@ -251,7 +251,8 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
     staged = {name: value for name, value in model.defaults.items() if name in usable}
     if staged.get("output_format") in formats_of(task):
         defaults.pop("output_format")
-    if abilities.takes_strength(task) and staged.get("scheduler") in abilities.full_run_schedulers:
+    full_run = abilities.full_run_schedulers
+    if abilities.supports_strength(task) and staged.get("scheduler") in full_run:
         staged.pop("scheduler")
     values = {**staged, **defaults, **given}
     values.setdefault("seed", secrets.randbelow(_DRAWN_SEEDS))

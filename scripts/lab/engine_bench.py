@@ -27,7 +27,7 @@ from configs.parameters import Parameters
 from scripts.lab.bench_models import MODELS, BenchModel, make
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import SilentProgress
+from workers.engine.progress import SilentProgress
 
 PROMPTS = (
     "a red circle on a blue background",

@@ -15,8 +15,8 @@ from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageCo
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted, SilentProgress
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted, SilentProgress
 from workers.sharing.merging import Unmergeable, layout
 
 _TIMEOUT_S = 120

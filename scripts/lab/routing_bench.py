@@ -1,11 +1,11 @@
 """What routing by work buys on this machine: ``python -m scripts.lab.routing_bench``.
 
-Runs a service of its own (`scripts/measured_service.py`) and a second API before the same replicas,
-so that there is one for each policy. Submits a mix of requests at once and takes the time from the
-first submit to the last end. The mix is half requests of N steps and half of 4 N, once in turns
-(the worst for round robin over two replicas) and once shuffled. Each round runs all of it by both
-policies, so that what else the machine does falls on both alike; figures are medians, the saving is
-that of ratios inside a round. Knows the service by its HTTP calls only.
+Runs a service of its own (`scripts/serving_bench/measured_service.py`) and a second API before the
+same replicas, so that there is one for each policy. Submits a mix of requests at once and takes the
+time from the first submit to the last end. The mix is half requests of N steps and half of 4 N,
+once in turns (the worst for round robin over two replicas) and once shuffled. Each round runs all
+of it by both policies, so that what else the machine does falls on both alike; figures are medians,
+the saving is that of ratios inside a round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from configs.settings import load_settings
 from configs.stages import load_stages, plan_replicas
 from scripts.api_client import ApiClient
 from scripts.launcher.preflight import StartRefused
-from scripts.measured_service import running_api, running_redis, running_service
+from scripts.serving_bench.measured_service import running_api, running_redis, running_service
 
 POLICIES: Final = ("round_robin", "least_work")
 ORDERS: Final = ("in turns", "shuffled")

@@ -1,5 +1,5 @@
-"""The benchmark client: planned requests, how each backend sends them, and what came of it.
+"""The benchmark of a service over HTTP: planned requests, how they are sent, and the figures.
 
-Knows the service by its HTTP calls only; imports neither api nor workers. The command line is
-`scripts/diffusion_benchmark_serving.py`.
+The commands are `scripts/diffusion_benchmark_serving.py` and, over numbers of replicas,
+`scripts/sweep.py`.
 """

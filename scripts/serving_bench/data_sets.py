@@ -46,7 +46,9 @@ def read_trace(path: Path) -> tuple[list[PlannedRequest], list[str]]:
         known = {*_WHOLE, *_NUMBERS, *_TEXTS, *_OTHERS}
         unused.update(dict.fromkeys(key for key in row if key not in known))
     if not requests:
-        raise BenchRefused(f"{path} holds no request; write a line for each, as docs/benchmarks.md")
+        raise BenchRefused(
+            f"{path} is empty; write a line for each request, as docs/benchmarks.md shows"
+        )
     timed = sum(request.timestamp_s is not None for request in requests)
     if timed not in {0, len(requests)}:
         raise BenchRefused(
@@ -69,7 +71,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         row = _json_row(text) if text.startswith("{") else _call_row(text)
         if row is None:
             raise BenchRefused(
-                f"{path}, line {number} is no request; write "
+                f"{path}, line {number} is not a request; write "
                 'Request(prompt="a red circle", width=64, height=64, timestamp=0.5), or the same '
                 "keys as a JSON object"
             )
@@ -161,7 +163,7 @@ def planned_requests(options: Options) -> tuple[list[PlannedRequest], list[str]]
 def _path(options: Options) -> Path:
     if options.dataset_path is None:
         raise BenchRefused(
-            f"the data set {options.dataset!r} needs --dataset-path: nothing is downloaded here"
+            f"the data set {options.dataset!r} needs --dataset-path; nothing is downloaded"
         )
     return options.dataset_path
 
@@ -173,7 +175,7 @@ def _lines(path: Path) -> list[str]:
         raise BenchRefused(f"{path} cannot be read: {error}") from None
     found = [line for line in lines if line]
     if not found:
-        raise BenchRefused(f"{path} holds no prompt; write one in each line")
+        raise BenchRefused(f"{path} is empty; write one prompt in each line")
     return found
 
 
@@ -227,8 +229,8 @@ def _with_images(requests: list[PlannedRequest], options: Options) -> list[Plann
         for request in requests:
             if not request.images:
                 raise BenchRefused(
-                    f"the task {options.task} needs an image, and request {request.index} of the "
-                    "trace names none; give it image_path"
+                    f"the task {options.task} needs an image; give request {request.index} of the "
+                    "trace an image_path"
                 )
         return requests
     white = [_white_image(number) for number in range(options.num_input_images)]

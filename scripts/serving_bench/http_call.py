@@ -1,7 +1,4 @@
-"""One HTTP call of the benchmark, its error answers and broken connections as `RequestFailed`.
-
-Knows the error shape of the API; not what is called.
-"""
+"""One HTTP call of the benchmark; error answers and broken connections become `RequestFailed`."""
 
 from __future__ import annotations
 

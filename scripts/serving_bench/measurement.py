@@ -97,8 +97,8 @@ class WarmUp:
             await self._send([request] * max(missing, share * len(after)))
         left = [name for name, (completed, _) in served.items() if completed < share]
         raise BenchRefused(
-            f"{', '.join(left)} got no warm-up request in {_MOST_ROUNDS} rounds; is it drained, or "
-            "does another client keep it busy?"
+            f"{', '.join(left)} got no warm-up request in {_MOST_ROUNDS} rounds; check whether it "
+            "is drained, or busy with another client"
         )
 
     async def _send(self, requests: Sequence[PlannedRequest]) -> None:
@@ -303,7 +303,7 @@ _REMOVE_AT_A_TIME: Final = 8
 async def measure(options: Options, say: Callable[[str], None] = print) -> Measurement:
     """Run the benchmark.
 
-    Canceled (Ctrl-C), it cancels in the service what is still on the way.
+    Canceled (Ctrl-C), it cancels in the service what is still in flight.
 
     Raises:
         BenchRefused: It cannot start: the service, the data set or the warm-up say no.

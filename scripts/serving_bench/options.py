@@ -29,7 +29,7 @@ class Options:
         parameters: Fields that every request has unless its row says otherwise.
         request_rate: Mean arrivals in a second (Poisson); infinity for all at once; None for the
             trace's own times, or all at once where there are none.
-        max_concurrency: Requests on the way at a time; None for all.
+        max_concurrency: Requests in flight; None for all.
         warmup_requests: Requests that each ready replica serves before the clock starts.
     """
 
@@ -66,7 +66,7 @@ class Options:
 
     @property
     def requests_made_up(self) -> int:
-        """How many requests a data set that has no end gives."""
+        """How many requests to make from a data set without an end."""
         return self.num_prompts or _PROMPTS
 
 
@@ -84,9 +84,9 @@ def read_options(arguments: Sequence[str] | None, api_key: str) -> Options:
     given = parser.parse_args(arguments)
     parameters = {name: getattr(given, name) for name in _PARAMETERS}
     if given.report is not None and given.report.suffix not in {".html", ".png"}:
-        parser.error(f"--report {given.report}: give a name that ends in .html or .png")
+        parser.error(f"--report {given.report}: use a name that ends in .html or .png")
     if given.backend == "v1/videos" and given.task not in VIDEO_TASKS:
-        parser.error(f"--backend v1/videos makes videos; give --task t2v in place of {given.task}")
+        parser.error(f"--backend v1/videos makes videos; use --task t2v instead of {given.task}")
     values = {name: value for name, value in vars(given).items() if name not in parameters}
     base_url, host, port = (values.pop(name) for name in ("base_url", "host", "port"))
     extra = values.pop("extra_body")
@@ -156,8 +156,8 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-concurrency",
         type=_count,
-        help="requests on the way at a time; default: all (vLLM-Omni's client has 1, at which no "
-        "two replicas ever work at once)",
+        help="requests in flight; default: all (vLLM-Omni's client has 1, at which no two "
+        "replicas ever work at once)",
     )
     add("--warmup-requests", type=int, default=1, help="for each replica and size; 0: none")
     add("--warmup-num-inference-steps", type=_count, default=2)

@@ -93,7 +93,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield _line("Model", document["model"])
     yield _line("Backend, data set, task", _joined(document, "backend", "dataset", "task"))
     yield _line("Arrivals", document["arrivals"])
-    yield _line("Requests on the way at a time", f"{document['max_concurrency']} at most")
+    yield _line("Requests in flight", f"{document['max_concurrency']} at most")
     yield _line("Warm-up requests", document["warmup_requests"])
     yield _rule()
     yield _line("Duration", f"{document['duration']:.2f} s")
@@ -109,10 +109,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     latency = {name: document[f"latency_{name}"] for name in ("mean", "p50", "p95", "p99")}
     yield _row("Latency", latency)
     if document["queue_time"]["max"]:
-        yield _row("  in the replica's line", document["queue_time"])
+        yield _row("  waiting for the replica", document["queue_time"])
         yield _row("  running", document["run_time"])
     if document["client_wait"]["max"] > 0.01:
-        yield _row("Before: waiting in this client", document["client_wait"])
+        yield _row("  waiting in this client", document["client_wait"])
     for name, mean in document["stage_durations_mean"].items():
         yield _line(f"  {name}, mean", f"{mean:.3f} s")
     if document["batch_mean"] is not None:

@@ -71,9 +71,9 @@ async def pick_model(caller: Caller, wanted: str | None) -> str:
         return str(wanted)
     known = ", ".join(names) or "none"
     if wanted is not None:
-        raise BenchRefused(f"--model {wanted}: no such model is served; there is {known}")
+        raise BenchRefused(f"--model {wanted} is not available; use {known}")
     if len(names) != 1:
-        raise BenchRefused(f"several models are served ({known}); name one with --model")
+        raise BenchRefused(f"several models are served; choose one with --model: {known}")
     return names[0]
 
 

@@ -20,7 +20,7 @@ from tests.e2e.service import Service
 from tests.engine.tiny_families import save_family
 from tests.waiting import wait_until
 from workers.engine.engine import Engine
-from workers.engine.generation import SilentProgress
+from workers.engine.progress import SilentProgress
 
 pytestmark = pytest.mark.slow
 

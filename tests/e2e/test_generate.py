@@ -60,7 +60,7 @@ def test_several_outputs_get_numbers_and_the_suffix_says_the_format(
     ("arguments", "code", "words"),
     [
         (("a red circle", "--steps", "0"), 1, "num_inference_steps"),
-        (("a red circle", "-o", "picture.gif"), 2, "no format ends in '.gif'"),
+        (("a red circle", "-o", "picture.gif"), 2, "'.gif' is not a supported format; use .png"),
         (("a red circle", "--image", "nowhere.png"), 2, "nowhere.png"),
         (("a red circle", "--lora", "style:much"), 2, "'much' is not a number"),
         (("a red circle", "--url", "http://127.0.0.1:9"), 1, "does not answer"),

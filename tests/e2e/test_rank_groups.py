@@ -21,7 +21,7 @@ from scripts.lab.families import save_family
 from tests.e2e.launcher import Launcher
 from tests.waiting import wait_until
 from workers.engine.engine import Engine
-from workers.engine.generation import SilentProgress
+from workers.engine.progress import SilentProgress
 
 pytestmark = pytest.mark.slow
 

@@ -168,7 +168,7 @@ def refusal(queue: str, status: int, environ: dict[str, str] | None = None) -> t
 
 def test_a_queue_that_is_no_replica_is_refused_in_one_line() -> None:
     for queue, words in (
-        ("celery", "names no replica"),
+        ("celery", "does not name one replica"),
         ("replica7", "plans replica0, replica1"),
     ):
         line, said = refusal(queue, 2)

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -151,9 +150,7 @@ def test_stopping_loses_no_request_and_leaves_no_process(launcher: Launcher) -> 
         30,
         "both long requests to run",
     )
-    asked = time.monotonic()
-    assert launcher.end(signal.SIGTERM, timeout_s=2 * STOP_S) == 0
-    assert time.monotonic() - asked <= STOP_S
+    assert launcher.end(signal.SIGTERM, timeout_s=STOP_S) == 0
     assert launcher.left() == []
     assert "killed" not in launcher.console().partition("stopping")[2]
 

@@ -88,8 +88,8 @@ def test_more_replicas_than_devices_are_refused_in_a_line() -> None:
     status, said = refused("--replicas", "1,2,3,4", "--stage-configs-path", "configs/tiny_cpu.yaml")
     assert status == 1
     assert said == (
-        "Error: 4 replicas need 4 devices (1 each), and runtime.devices of configs/tiny_cpu.yaml "
-        "names 2 (0,1); give --replicas up to 2, or name more devices there\n"
+        "Error: 4 replicas need 4 devices (1 each), but runtime.devices of configs/tiny_cpu.yaml "
+        "names 2 (0,1); use --replicas up to 2, or name more devices there\n"
     )
 
 

@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 from workers.sharing.stats import BatchStats
 
 TIMEOUT_S = 60

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from PIL import Image
 
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 
 
 class Recorder:

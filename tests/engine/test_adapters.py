@@ -18,8 +18,8 @@ from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.engine import Engine
 from workers.engine.features.adapters import Adapters
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 STYLE, BOTH, WORDS = Lora("style"), Lora("both", 0.5), Lora("words")
 

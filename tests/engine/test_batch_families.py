@@ -26,8 +26,8 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.batch import Slot
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 from workers.engine.warm_up import is_right_in_batch
 
 FAMILIES = {

@@ -20,8 +20,8 @@ from tests.engine.living_tensors import growth
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tests.engine.batches import TIMEOUT_S, Batches, Canceler, Last, difference
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder, Steerer
 from tests.engine.toy_denoiser import Gate
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 
 @pytest.fixture

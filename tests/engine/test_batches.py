@@ -16,8 +16,8 @@ from tests.engine.conftest import MakeParameters, patient, plan
 from tests.engine.recorder import Recorder
 from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 
 @pytest.fixture

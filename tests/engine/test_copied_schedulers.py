@@ -19,8 +19,8 @@ from scripts.lab.video_families import wan
 from tests.engine.conftest import count_decodes, plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 from workers.engine.run import watch_steps
 
 STEPS = 3

@@ -21,8 +21,8 @@ from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 THREADS = 4
 CASES: tuple[dict[str, Any], ...] = (

@@ -13,7 +13,7 @@ from configs.parameters import Parameters
 from tests.engine.conftest import MakeParameters
 from tests.engine.recorder import Recorder
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 from workers.outputs import encode
 
 
@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_file_also_after_an_interrupted_run(
         engine.generate(parameters(scheduler=asked.scheduler, seed=9), Recorder(stop_at=4))
     torch.manual_seed(99)
     after = engine.generate(asked, Recorder())
-    files = [encode(made.images[0], asked, asked.seed, "tiny") for made in (before, after)]
+    files = [encode(made.images[0], asked, {}) for made in (before, after)]
     assert files[0] == files[1]
 
 

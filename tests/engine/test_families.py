@@ -24,8 +24,8 @@ from tests.engine.conftest import count_decodes, plan
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 IMAGES = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE, INPAINT)
 EDITING = (TEXT_TO_IMAGE, IMAGE_TO_IMAGE)

@@ -239,7 +239,7 @@ def test_the_solvers_of_a_family_make_the_picture_of_many_euler_steps(
 
     def made(name: str, steps: int, strength: float = 1.0) -> Any:
         asked = small_request(abilities, task, num_inference_steps=steps, scheduler=name)
-        if abilities.takes_strength(task):
+        if abilities.supports_strength(task):
             asked = asked.with_changes({"strength": strength})
         return pixels(engine.generate(asked, Watcher(), inputs))
 
@@ -250,10 +250,10 @@ def test_the_solvers_of_a_family_make_the_picture_of_many_euler_steps(
     coarse, euler = distance(made(EULER, 3), exact), distance(made(EULER, 16), exact)
     assert euler < coarse / 3
     names = set(abilities.schedulers_for(task))
-    assert names == set(SOLVERS) - ({HEUN} if abilities.takes_strength(task) else set())
+    assert names == set(SOLVERS) - ({HEUN} if abilities.supports_strength(task) else set())
     for name in names - {EULER}:
         assert distance(made(name, 16), exact) < euler
-    if abilities.takes_strength(task):
+    if abilities.supports_strength(task):
         few, many = made(EULER, 12, 0.5), made(EULER, 48, 0.5)
         for name in names - {EULER}:
             apart = distance(made(name, 12, 0.5), few)

@@ -10,7 +10,7 @@ from tests.engine.conftest import MakeParameters, count_decodes
 from tests.engine.living_tensors import growth
 from tests.engine.recorder import Recorder
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 
 STEPS = 6
 WHOLE_WAY = [(0, STEPS), *((step, STEPS) for step in range(STEPS + 1))]

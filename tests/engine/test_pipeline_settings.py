@@ -17,7 +17,6 @@ from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import (
     apply_settings,
     compile_blocks,
@@ -26,6 +25,7 @@ from workers.engine.loader import (
     offload_layers,
     offload_parts,
 )
+from workers.engine.progress import Interrupted
 from workers.engine.warm_up import WarmUpRequests
 
 CPU = torch.device("cpu")

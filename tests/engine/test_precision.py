@@ -15,8 +15,8 @@ from tests.waiting import wait_until
 from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 HALVES = ("float16", "bfloat16")
 WAIT_S = 60.0

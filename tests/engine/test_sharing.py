@@ -24,7 +24,7 @@ from tests.engine.toy_denoiser import Gate
 from tests.waiting import wait_until
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 from workers.sharing.rendezvous import Rendezvous
 
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a green heart on a white ground")

@@ -13,7 +13,7 @@ from scripts.lab.image_families import flux
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 from workers.sharing.denoisers import has_stateful_hooks
 
 TIMEOUT_S = 60

@@ -12,7 +12,7 @@ from tests.engine.conftest import BUNDLED, MakeParameters, plan
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.engine import Engine
-from workers.engine.generation import Interrupted
+from workers.engine.progress import Interrupted
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "first_block_cache": {"threshold": 0.5},

@@ -16,8 +16,8 @@ from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted
 from workers.engine.loader import load_pipeline
+from workers.engine.progress import Interrupted
 
 REQUESTS, THREADS = 64, 8
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a heart on a white background")

@@ -16,8 +16,8 @@ from tests.engine.test_sharing import difference, together
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted
 from workers.engine.pipelines import task_pipelines
+from workers.engine.progress import Interrupted
 
 GREEN, RED = 1, 0
 

@@ -85,7 +85,8 @@ class PlayedReplica:
             digest = hashlib.sha256(data).hexdigest()
             outputs.append(Output(name, "image/png", 64, 64, seed, len(data), digest))
         timings = Timings(encode_s=0.1, denoise_s=0.5, decode_s=0.1, batch_mean=1.0)
-        self._finish(request, Outcome(Status.SUCCEEDED, tuple(outputs), timings=timings).at(20, 20))
+        outcome = Outcome(Status.SUCCEEDED, tuple(outputs), timings=timings, step=20, steps=20)
+        self._finish(request, outcome)
 
     def fail(self, request: Request, code: str = "generation_failed") -> None:
         failure = Failure(code, "The pipeline said no.")

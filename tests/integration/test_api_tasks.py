@@ -176,7 +176,8 @@ def test_a_video_can_be_had_whole_and_in_parts(api: Api, film: PlayedReplica) ->
     api.service.outputs.write(name, data)
     digest = hashlib.sha256(data).hexdigest()
     output = Output(name, "video/mp4", 832, 480, 7, len(data), digest, 81, 16.0)
-    api.claims.finish(request, Outcome(Status.SUCCEEDED, (output,)).at(50, 50))
+    outcome = Outcome(Status.SUCCEEDED, (output,), step=50, steps=50)
+    api.claims.finish(request, outcome)
     shown = body_of(api.get(url))["outputs"][0]
     assert (shown["media_type"], shown["num_frames"], shown["fps"]) == ("video/mp4", 81, 16.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -22,12 +21,10 @@ def test_a_held_call_is_woken_by_the_end(api: Api, replica: PlayedReplica) -> No
     request_id = api.submitted()["id"]
     claimed = replica.claim()
     with ThreadPoolExecutor() as pool:
-        started = time.monotonic()
         held = pool.submit(api.get, f"/v1/requests/{request_id}", Prefer="wait=30")
         wait_until(lambda: held_calls(api) == 1, 5, "the call to be held")
         replica.succeed(claimed)
         answer = held.result(timeout=5)
-    assert time.monotonic() - started < 5
     assert answer.status_code == 200
     assert answer.headers["Preference-Applied"] == "wait=30"
     assert body_of(answer)["status"] == "succeeded"
@@ -50,9 +47,10 @@ def test_a_wait_that_runs_out_answers_with_the_request_as_it_stands(
     api: Api, replica: PlayedReplica
 ) -> None:
     api.start()
-    started = time.monotonic()
-    answer = api.submit({"Prefer": "respond-async, wait=1"})
-    assert 0.9 < time.monotonic() - started < 4
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(api.submit, {"Prefer": "respond-async, wait=1"})
+        wait_until(lambda: held_calls(api) == 1, 5, "the call to be held")
+        answer = waits.result(timeout=10)
     assert answer.status_code == 202
     assert answer.headers["Preference-Applied"] == "wait=1"
     looked = api.get(answer.headers["Location"], Prefer="wait=1")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 from redis import Redis
@@ -25,6 +26,7 @@ from tests.network import mute_port, swallowing_port
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import wait_until
 
+T = TypeVar("T")
 Away = Callable[[], AbstractContextManager[int]]
 PROMISED_S = 2.0
 TRIES = 4  # one in time shows it: a machine with other work may stop a test for seconds
@@ -36,15 +38,21 @@ def _refusing_port() -> Iterator[int]:
     yield free_port()
 
 
-def _refused(api: Api) -> float:
-    """Submit in vain; return the seconds that took."""
-    started = time.monotonic()
-    answer = api.submit()
-    took = time.monotonic() - started
+def _in_time(call: Callable[[], T]) -> tuple[T, bool]:
+    """Return what the call returned, and whether it was there at the deadline."""
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(call)
+        late = wait([called], PROMISED_S).not_done
+    return called.result(), not late
+
+
+def _refused(api: Api) -> bool:
+    """Submit in vain; return whether the refusal came in time."""
+    answer, in_time = _in_time(api.submit)
     assert answer.status_code == 503
     assert error_of(answer)["code"] == "store_unavailable"
     assert int(answer.headers["Retry-After"]) > 0
-    return took
+    return in_time
 
 
 @pytest.fixture
@@ -58,7 +66,7 @@ def test_a_submit_is_answered_in_time_where_redis_never_was(
 ) -> None:
     with away() as port:
         api = open_api(replace(api_settings, redis_url=f"redis://127.0.0.1:{port}/0"))
-        assert any(_refused(api) < PROMISED_S for _ in range(TRIES))
+        assert any(_refused(api) for _ in range(TRIES))
 
 
 def test_a_submit_is_answered_in_time_while_redis_hangs_and_all_is_well_after(
@@ -71,10 +79,10 @@ def test_a_submit_is_answered_in_time_while_redis_hangs_and_all_is_well_after(
     def in_time() -> bool:
         """By a connection that stood before, and by new ones."""
         own_redis.freeze()
-        seconds = [_refused(api), _refused(api)]
+        both = [_refused(api), _refused(api)]
         own_redis.thaw()
         wait_until(lambda: api.submit().status_code == 202, BACK_S, "a submit after the thaw")
-        return max(seconds) < PROMISED_S
+        return all(both)
 
     assert any(in_time() for _ in range(TRIES))
     held = api.get(f"/v1/requests/{before}")
@@ -118,14 +126,20 @@ def test_a_submit_that_waits_is_answered_though_redis_went_away(
 def test_redis_that_went_and_came_back_serves_again(
     own_redis: RedisServer, own_settings: Settings, open_api: ApiOpener
 ) -> None:
-    api = open_api(own_settings)
+    api = open_api(own_settings).start()
     api.replica().load()
     api.submitted()
     own_redis.stop()
     _refused(api)
+    assert api.get("/health").status_code == 200
     own_redis.start()
-    api.replica().load()
-    assert api.submit().status_code == 202
+    replica = api.replica().load()
+    path = api.submit().headers["Location"]
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(api.get, path, Prefer="wait=30")
+        wait_until(lambda: api.service.held_calls.count == 1, BACK_S, "the call to be held")
+        replica.succeed(replica.claim())
+        assert body_of(held.result(BACK_S))["status"] == "succeeded"
 
 
 def test_what_was_recorded_though_its_answer_got_lost_is_withdrawn(
@@ -234,12 +248,10 @@ def test_a_wake_up_that_does_not_get_through_loses_nothing(
         router = Router(world.settings, world.redis, broker, world.clock)
 
         def in_time() -> bool:
-            started = time.monotonic()
-            accepted = router.submit(world.submission())
-            took = time.monotonic() - started
+            accepted, came = _in_time(lambda: router.submit(world.submission()))
             assert accepted.created
             assert world.get(accepted.request.id).status is Status.QUEUED
-            return took < PROMISED_S
+            return came
 
         assert any(in_time() for _ in range(TRIES))
         broker.close()

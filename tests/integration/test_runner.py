@@ -14,7 +14,7 @@ from routing.request import Priority, Status
 from tests.integration.routing_world import World, parameters
 from tests.waiting import wait_until
 from workers.outputs import OutputWriter
-from workers.progress import Reporter
+from workers.progress import Reporter, Run
 from workers.runner import Runner
 
 
@@ -49,6 +49,7 @@ NO_ENGINE = NoBatch()
 
 
 def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
+    runs: dict[str, Run] = {}
     return Runner(
         name="replica0",
         incarnation=world.start("replica0"),
@@ -56,7 +57,8 @@ def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
         claims=world.claims,
         writer=OutputWriter(world.outputs, metadata=True),
         broker=world.broker,
-        on_progress=lambda: None,
+        reporter=Reporter(world.claims, world.records.get, runs),
+        runs=runs,
         on_device_lost=lambda _why: None,
     )
 
@@ -65,9 +67,9 @@ def test_a_claim_whose_answer_got_lost_is_handed_back(world: World) -> None:
     runner = _runner(world)
     request = world.submit()
     assert world.claim("replica0") is not None  # as far as the runner knows, this never happened
-    runner.return_strays()
+    runner.return_orphaned_claims()
     assert world.get(request.id).status is Status.RUNNING
-    runner.return_strays()
+    runner.return_orphaned_claims()
     record = world.get(request.id)
     assert (record.status, record.attempt, record.crashes) == (Status.QUEUED, 2, 0)
 
@@ -76,7 +78,7 @@ def test_a_timeout_that_an_edit_brought_ends_the_run_with_its_reason(world: Worl
     engine = EndlessEngine()
     runner = _runner(world, engine)
     request = world.submit()
-    reporter = Reporter(world.claims, world.records.get, runner.runs.values)
+    reporter = runner.reporter
     reporter.start()
     thread = threading.Thread(target=runner.run_next)
     thread.start()

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from configs.parameters import IMAGE_FORMATS, Lora, Parameters
-from workers.outputs import encode
+from workers.outputs import describe, encode
 
 PARAMETERS = Parameters(
     prompt="ein roter Kreis auf blauem Grund, 赤い丸 🔴",
@@ -39,11 +39,16 @@ def picture():
 
 
 def encoded(
-    form: str = "png", prompt: str = PARAMETERS.prompt, level: int | None = None, **options: Any
+    form: str = "png",
+    prompt: str = PARAMETERS.prompt,
+    level: int | None = None,
+    *,
+    metadata: bool = True,
 ) -> bytes:
     changes = {"output_format": form, "prompt": prompt, "output_compression": level}
     parameters = PARAMETERS.with_changes(changes)
-    return encode(picture(), parameters, 8, "tiny", scheduler="DDIMScheduler", **options)
+    fields = describe(parameters, 8, "tiny", (16, 8), "DDIMScheduler") if metadata else {}
+    return encode(picture(), parameters, fields)
 
 
 def opened(data: bytes) -> Any:
@@ -110,5 +115,5 @@ def test_half_a_surrogate_pair_does_not_break_the_file():
 
 def test_a_jpeg_of_an_image_with_alpha_is_opaque():
     parameters = PARAMETERS.with_changes({"output_format": "jpeg"})
-    data = encode(picture().convert("RGBA"), parameters, 8, "tiny")
+    data = encode(picture().convert("RGBA"), parameters, {})
     assert opened(data).mode == "RGB"

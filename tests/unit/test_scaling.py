@@ -11,7 +11,7 @@ from PIL import Image
 
 from configs.stages import load_stages
 from scripts.launcher.preflight import StartRefused
-from scripts.scaling import draw, plan_sweep, scaling, scaling_table
+from scripts.serving_bench.scaling import draw, plan_sweep, scaling, scaling_table
 from tests.unit.stage_files import stage
 
 
@@ -73,7 +73,7 @@ def test_a_file_differs_from_the_given_one_in_replicas_and_devices_only(tmp_path
 def test_one_stage_of_several_is_picked_by_its_id(tmp_path: Path) -> None:
     given = written(tmp_path, {"stages": [cpu_stage(0, "0"), cpu_stage(1, "0")]})
     assert plan_sweep(given, [1], {}, stage_id=1).stage.model_name == "org/model1"
-    with pytest.raises(StartRefused, match="has the stages 0, 1; say by --stage-id which one"):
+    with pytest.raises(StartRefused, match="has several stages; choose one with --stage-id: 0, 1"):
         plan_sweep(given, [1], {})
 
 
@@ -83,8 +83,8 @@ def test_replicas_of_several_devices_need_as_many(tmp_path: Path) -> None:
     )
     with pytest.raises(StartRefused) as refused:
         plan_sweep(given, [1, 5000], {})
-    assert "5000 replicas need 5000 devices (1 each), and this machine has " in str(refused.value)
-    assert "; give --replicas up to " in str(refused.value)
+    assert "5000 replicas need 5000 devices (1 each), but this machine has " in str(refused.value)
+    assert "; use --replicas up to " in str(refused.value)
 
 
 def test_a_deploy_file_is_swept_too(tmp_path: Path) -> None:

@@ -47,11 +47,11 @@ def test_the_references_command_line_is_read() -> None:
         ("--request-rate 0", "'0' is not above 0"),
         ("--request-rate -1", "'-1' is not a number from 0 up"),
         ("--max-concurrency 1.5", "'1.5' is not a whole number"),
-        ("--report out.pdf", "give a name that ends in .html or .png"),
+        ("--report out.pdf", "use a name that ends in .html or .png"),
         ("--extra-body [1]", "is not a JSON object"),
         ("--random-request-config {}", "is not a JSON list of objects"),
         ('--random-request-config [{"weight":0}]', "all weights are 0"),
-        ("--backend v1/videos", "give --task t2v"),
+        ("--backend v1/videos", "use --task t2v"),
     ],
 )
 def test_a_wrong_command_line_names_the_fix(
@@ -113,11 +113,11 @@ def test_a_trace_can_be_replayed_faster_or_at_a_rate_of_its_own(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no request"),
-        ("a red circle", "line 1 is no request; write"),
-        ('Request(prompt="a")\nRequest(prompt=open("/etc/passwd"))', "line 2 is no request"),
-        ('Other(prompt="a")', "line 1 is no request"),
-        ('{"prompt": "a"', "line 1 is no request"),
+        ("", "is empty; write a line"),
+        ("a red circle", "line 1 is not a request; write"),
+        ('Request(prompt="a")\nRequest(prompt=open("/etc/passwd"))', "line 2 is not a request"),
+        ('Other(prompt="a")', "line 1 is not a request"),
+        ('{"prompt": "a"', "line 1 is not a request"),
         ("Request(width=8)", "line 1: has no prompt"),
         ('Request(prompt="a", width=1.5)', "line 1: width is 1.5, which is not a whole number"),
         ('Request(prompt="a", slo_ms="x")', "line 1: slo_ms is 'x', which is not a number"),
@@ -132,7 +132,7 @@ def test_a_wrong_trace_is_refused_by_its_line(tmp_path: Path, text: str, said: s
 
 
 def test_data_sets_of_a_file_need_the_file(tmp_path: Path) -> None:
-    with pytest.raises(BenchRefused, match="needs --dataset-path: nothing is downloaded"):
+    with pytest.raises(BenchRefused, match="needs --dataset-path; nothing is downloaded"):
         planned_requests(options("--dataset", "vbench"))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\n\ntwo\n")
@@ -143,7 +143,7 @@ def test_data_sets_of_a_file_need_the_file(tmp_path: Path) -> None:
 def test_a_task_with_images_brings_them(tmp_path: Path) -> None:
     requests, _ = planned_requests(options("--task", "i2i", "--num-input-images", "2"))
     assert [size_of(path) for path in requests[0].images] == [(512, 512)] * 2
-    with pytest.raises(BenchRefused, match="request 0 of the trace names none"):
+    with pytest.raises(BenchRefused, match="give request 0 of the trace an image_path"):
         planned_requests(trace(tmp_path, 'Request(prompt="a")', "--task", "i2i"))
 
 

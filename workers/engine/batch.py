@@ -19,7 +19,8 @@ from workers.engine.arguments import (
     call_arguments,
     is_edit,
 )
-from workers.engine.generation import Generation, Progress
+from workers.engine.generation import Generation
+from workers.engine.progress import Progress
 
 
 class Slot:

@@ -26,9 +26,10 @@ from workers.devices.chunk import DeviceChunk
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.features.float32_retry import FiniteRuns
-from workers.engine.generation import Generation, Progress, SilentProgress
+from workers.engine.generation import Generation
 from workers.engine.known_settings import find_defaults
 from workers.engine.loader import finish_settings, load_pipeline
+from workers.engine.progress import Progress, SilentProgress
 from workers.engine.runs import PipelineRuns
 from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
 from workers.failures import run_failure, short_cause

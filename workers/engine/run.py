@@ -15,7 +15,8 @@ from configs.errors import NonFiniteOutput
 from workers.engine.batch import OutputRows, Slot, Turns
 from workers.engine.features.guidance import RunningGuidance
 from workers.engine.features.preview import Preview
-from workers.engine.generation import Interrupted, refuse_non_finite
+from workers.engine.generation import refuse_non_finite
+from workers.engine.progress import Interrupted
 from workers.patches import method_signature
 from workers.sharing.call import Member
 

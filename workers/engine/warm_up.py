@@ -13,7 +13,8 @@ from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from configs.stage_fields import WarmupShape
 from workers.engine.arguments import Inputs
 from workers.engine.batch import Slot
-from workers.engine.generation import Generation, Interrupted, SilentProgress
+from workers.engine.generation import Generation
+from workers.engine.progress import Interrupted, SilentProgress
 
 _logger = logging.getLogger(__name__)
 

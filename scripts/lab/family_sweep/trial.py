@@ -17,9 +17,10 @@ from scripts.lab.family_trial import Watcher, pixels, small_inputs, together
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import FRAME_COUNTS, call_arguments
 from workers.engine.engine import Engine, Generation
-from workers.engine.generation import Interrupted, frames_in, images_in, to_images, to_videos
+from workers.engine.generation import frames_in, images_in, to_images, to_videos
 from workers.engine.loader import load_pipeline
 from workers.engine.pipelines import task_pipelines
+from workers.engine.progress import Interrupted
 from workers.sharing.merging import Unmergeable, layout
 
 ROUNDING = 1

@@ -17,7 +17,8 @@ from workers.devices.chunk import DeviceChunk
 from workers.devices.copies import each_copy
 from workers.engine.arguments import Inputs
 from workers.engine.batch import Slot
-from workers.engine.generation import Generation, Progress, watch_decoder
+from workers.engine.generation import Generation, watch_decoder
+from workers.engine.progress import Progress
 from workers.engine.runs import PipelineRuns
 from workers.failures import is_device_lost, short_cause
 

@@ -94,7 +94,7 @@ def _picked(stages: Sequence[StageConfig], stage_id: int | None, path: Path) -> 
     if stage_id in ids:
         return ids.index(stage_id)
     known = ", ".join(str(known) for known in ids)
-    raise StartRefused(f"{path} has the stages {known}; say by --stage-id which one is to be swept")
+    raise StartRefused(f"{path} has several stages; choose one with --stage-id: {known}")
 
 
 def _too_few(most: int, each: int, devices: tuple[int, ...], path: Path | None) -> str:
@@ -103,9 +103,9 @@ def _too_few(most: int, each: int, devices: tuple[int, ...], path: Path | None) 
     numbers = ",".join(str(device) for device in devices)
     have = f"runtime.devices of {path} names" if path else "this machine has"
     fit = len(devices) // each
-    fix = f"give --replicas up to {fit}" if fit else "use a machine with more devices"
+    fix = f"use --replicas up to {fit}" if fit else "use a machine with more devices"
     where = ", or name more devices there" if path else ""
-    return f"{needed}, and {have} {len(devices)} ({numbers}); {fix}{where}"
+    return f"{needed}, but {have} {len(devices)} ({numbers}); {fix}{where}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A service for one measurement: its processes, started on free ports and ended after it.
 
-The service is the launcher (`scripts/serve.py`) with a run folder of its own, and a Redis of its
-own unless it is given one. Whatever ends this process ends it too. Does not know what is measured.
+The service is the launcher (`scripts/serve.py`) with its own run folder, and its own Redis unless
+it is given one. Whatever ends this process ends it too.
 """
 
 from __future__ import annotations
