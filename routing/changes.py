@@ -111,7 +111,7 @@ class Changes:
     def __init__(self, redis: Redis, prefix: str) -> None:
         """Read nothing before :meth:`start`."""
         self._redis = redis
-        self._stream = Keys(prefix).changes
+        self._stream = Keys(prefix).changes()
         self._lock = threading.Lock()
         self._waiters: defaultdict[str, list[Subscription]] = defaultdict(list)
         self._stopped = threading.Event()

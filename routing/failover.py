@@ -44,7 +44,7 @@ class Sweep:
     ) -> None:
         self._retention_s = settings.retention_s
         self._redis = redis
-        self._key = Keys(settings.redis_prefix).sweep
+        self._key = Keys(settings.redis_prefix).sweep()
         self._router = router
         self._broker = broker
         self._clock = clock

@@ -1,137 +1,194 @@
-"""The data model in Redis: every key, what it holds and how long it lives.
+"""The data model in Redis: every key, and every field of the hashes, in one table each.
 
-All keys start with ``REDIS_PREFIX``. The Lua files under ``routing/lua`` build the same names from
-the prefix, in ``record.lua``; no other file spells a key. One Redis, with or without replicas of
-its own; Redis Cluster is not supported, since one script touches several keys.
-
-======================= ======= ============================================================
-key                     type    holds; lifetime
-======================= ======= ============================================================
-request:{id}            hash    the record, the only truth; ``RETENTION_S`` after its end
-request:{id}:preview    string  newest preview, base64 of a JPEG; to its end, an hour at most
-requests                zset    id by creation time; with the record
-requests:{status}       zset    the same for one status
-requests:any:{model}    zset    the same for one model
-requests:{status}:{m}   zset    the same for one status of one model
-requests:kind:{kind}    zset    the same for one kind of output, image or video
-finished                zset    id by time of its end; with the record
-deliveries              zset    "id event" of webhooks by the moment it is due; until it is settled
-deadlines               zset    waiting id by the moment it must start by; until it does
-idempotency:{key}       string  "fingerprint id" of a submit; with the record
-replica:{name}          hash    the last heartbeat and what an operator wants of the replica; an
-                                hour after it was last seen
-replica:{name}:waiting  zset    queued ids by their place in the line; empty is no key
-replica:{name}:work     string  steps x pixels of all that waits there; with the line
-replica:{name}:running  set     ids the replica has claimed; empty is no key
-replica:{name}:totals   hash    completed, failed, restarts, work by time; with the replica
-replicas                zset    replica name by the moment its heartbeat expires
-drained                 set     names taken out of the rotation by hand; until resumed
-stage:{id}:ready        zset    names in the rotation by the moment their heartbeat expires
-stage:{id}:turn         string  round-robin counter; kept
-models                  hash    model name to its stage and abilities; kept
-loose                   zset    id whose files may have no record, by the moment it was noted; until
-                                it is recorded or its files are gone, some more than an hour
-changes                 stream  one entry for each change of a record; the newest 10 000
-sweep                   string  lock of the failover sweep; seconds
-======================= ======= ============================================================
-
-Celery keeps its own under the same prefix: a list for each replica's queue, ``unacked``, bindings.
+Python and the Lua scripts build their names from these tables, and no other file spells a key. One
+Redis, with or without replicas of its own: Redis Cluster is not supported, since one script touches
+several keys. Celery keeps its own keys under the same prefix.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
+class Key:
+    """One kind of key; `Keys` has a function of its name that returns a key.
+
+    Attributes:
+        pattern: The key after the prefix, with {} for each part that tells its keys apart.
+        kind: Its type in Redis.
+        holds: What it is for.
+        lifetime: When it goes.
+    """
+
+    pattern: str
+    kind: str
+    holds: str
+    lifetime: str
+
+    def __get__(self, keys: Keys, owner: type) -> Callable[..., str]:
+        return f"{keys.prefix}{self.pattern}".format
+
+
+@dataclass(frozen=True)
 class Keys:
-    """Key names under one prefix."""
+    """Keys under one prefix."""
 
     prefix: str
 
-    def request(self, request_id: str) -> str:
-        """Return the key of a record."""
-        return f"{self.prefix}request:{request_id}"
+    request = Key("request:{}", "hash", "the record of an id", "RETENTION_S after its end")
+    preview = Key(
+        "request:{}:preview", "string", "newest preview, base64 of a JPEG", "its end, or an hour"
+    )
+    requests = Key("requests", "zset", "id by creation time", "with the record")
+    by_status = Key("requests:{}", "zset", "the same for a status", "with the record")
+    by_model = Key("requests:any:{}", "zset", "the same for a model", "with the record")
+    by_kind = Key("requests:kind:{}", "zset", "the same for images or videos", "with the record")
+    by_status_and_model = Key("requests:{}:{}", "zset", "the same for both", "with the record")
+    finished = Key("finished", "zset", "id by the time of its end", "with the record")
+    idempotency = Key("idempotency:{}", "string", '"fingerprint id" of a key', "with the record")
+    deadlines = Key("deadlines", "zset", "waiting id by its start_by", "until it starts")
+    deliveries = Key(
+        "deliveries", "zset", '"id event", webhooks by the time they are due', "until settled"
+    )
+    replica = Key(
+        "replica:{}", "hash", "last heartbeat and command of a name", "an hour after the last"
+    )
+    waiting = Key("replica:{}:waiting", "zset", "queued id by its score", "while not empty")
+    work = Key("replica:{}:work", "string", "work of all that waits there", "with the queue")
+    running = Key("replica:{}:running", "set", "ids that it has claimed", "while not empty")
+    totals = Key("replica:{}:totals", "hash", "its counters", "with the replica")
+    replicas = Key("replicas", "zset", "name by the expiry of its heartbeat", "with the replica")
+    drained = Key("drained", "set", "names out of the rotation by hand", "until resumed")
+    ready = Key("stage:{}:ready", "zset", "names in the rotation by expiry", "kept")
+    turn = Key("stage:{}:turn", "string", "round-robin counter", "kept")
+    models = Key("models", "hash", "model name to its stage and abilities", "kept")
+    orphaned = Key(
+        "loose",
+        "zset",
+        "id whose files may have no record, by the time it was noted",
+        "until recorded, or its files are gone; some more than an hour",
+    )
+    changes = Key("changes", "stream", "one entry for each change of a record", "newest 10 000")
+    sweep = Key("sweep", "string", "lock of the failover sweep", "30 seconds")
+    queue = Key("{}", "list", "messages of a Celery queue, which Celery writes", "until taken")
 
-    def preview(self, request_id: str) -> str:
-        """Return the key of a request's newest preview."""
-        return f"{self.prefix}request:{request_id}:preview"
 
-    def waiting(self, replica: str) -> str:
-        """Return the key of a replica's line of queued requests."""
-        return f"{self.prefix}replica:{replica}:waiting"
+class Field(NamedTuple):
+    """One field of a hash.
 
-    def running(self, replica: str) -> str:
-        """Return the key of the requests a replica has claimed."""
-        return f"{self.prefix}replica:{replica}:running"
+    Attributes:
+        name: In Redis, and in the dataclass that it is read into.
+        written_by: Scripts, or calls of routing.
+        read_by: The same; `clients` where an answer of the API shows it.
+        parse: Reads its text for the dataclass; None for a field that only scripts read.
+        absent: Text of a field that is not set; None where it always is.
+    """
 
-    def replica(self, name: str) -> str:
-        """Return the key of a replica's last heartbeat."""
-        return f"{self.prefix}replica:{name}"
+    name: str
+    written_by: str
+    read_by: str
+    parse: Callable[[str], Any] | None = None
+    absent: str | None = None
 
-    def totals(self, name: str) -> str:
-        """Return the key of a replica's counters."""
-        return f"{self.prefix}replica:{name}:totals"
 
-    def ready(self, stage: int) -> str:
-        """Return the key of a stage's rotation."""
-        return f"{self.prefix}stage:{stage}:ready"
+def _number(text: str) -> float | None:
+    return float(text) if text else None
 
-    def queue(self, name: str) -> str:
-        """Return the key of the list in which Celery keeps the messages of a queue."""
-        return f"{self.prefix}{name}"
 
-    @property
-    def requests(self) -> str:
-        """The key of all records by creation time."""
-        return f"{self.prefix}requests"
+def _flag(text: str) -> bool:
+    return text == "1"
 
-    def listed(self, status: str | None, model: str | None) -> str:
-        """Return the key of the records of a status and a model by creation time; None is any."""
-        if model is None:
-            return self.requests if status is None else f"{self.requests}:{status}"
-        return f"{self.requests}:{status or 'any'}:{model}"
 
-    def of_kind(self, kind: str) -> str:
-        """Return the key of the records of one kind of output by creation time."""
-        return f"{self.requests}:kind:{kind}"
+RECORD: Final = (
+    Field("id", "submit", "clients", str),
+    Field("stage", "submit", "requeue", int),
+    Field("model", "submit", "lists, clients", str),
+    Field("parameters", "submit, edit", "replica, clients", json.loads),
+    Field("kind", "submit, edit", "lists"),
+    Field("work", "submit, edit", "choice of a replica"),
+    Field("status", "submit, claim, requeue, finish", "every script, clients", str),
+    Field("replica", "submit, requeue", "every script, clients", str),
+    Field("attempt", "submit, requeue", "fences of a claim, clients", int),
+    Field("crashes", "submit, requeue", "claim, clients", int),
+    Field("crashed_beside", "claim, requeue", "requeue"),
+    Field("suspect", "requeue", "claim"),
+    Field("revision", "submit, edit", "edit, progress", int),
+    Field("owner", "claim, requeue", "fences of a claim, sweep", str, ""),
+    Field("priority", "submit, edit", "clients", str),
+    Field("score", "submit, edit", "queue of a replica", float),
+    Field("created_at", "submit", "lists, clients", float),
+    Field("started_at", "claim, requeue", "clients", _number, ""),
+    Field("finished_at", "finish", "clients", _number, ""),
+    Field("start_by", "submit, edit", "claim, expire, clients", _number, ""),
+    Field("begun", "claim", "claim, expire"),
+    Field("timeout", "submit, edit", "replica, clients", _number, ""),
+    Field("step", "claim, progress, finish, requeue", "choice, clients", int, "0"),
+    Field("steps", "claim, progress, finish, requeue", "choice, clients", int, "0"),
+    Field("step_s", "progress", "clients", _number, ""),
+    Field("cancel", "cancel", "progress, finish, requeue, clients", _flag, ""),
+    Field("hidden", "cancel", "every read of clients"),
+    Field("timings", "finish", "clients", json.loads, "{}"),
+    Field("outputs", "finish", "clients", json.loads, "[]"),
+    Field("warnings", "submit, finish", "clients", json.loads, "[]"),
+    Field("error", "finish, expire, requeue", "clients", json.loads, "null"),
+    Field("metadata", "submit", "clients", json.loads, "{}"),
+    Field("idempotency_key", "submit", "cancel, forget"),
+    Field("affinity_key", "submit", "requeue, clients", str, ""),
+    Field("webhook", "submit", "outbox, clients", json.loads, "null"),
+    Field("webhook_tries", "outbox_take", "outbox, clients", int, "0"),
+    Field("webhook_since", "outbox_take", "outbox"),
+    Field("webhook_delivered_at", "outbox_settle", "clients", _number, ""),
+    Field("webhook_error", "outbox_settle", "clients", str, ""),
+)
 
-    @property
-    def finished(self) -> str:
-        """The key of ended records by the time of their end."""
-        return f"{self.prefix}finished"
+REPLICA: Final = (
+    Field("name", "heartbeat", "clients", str),
+    Field("incarnation", "heartbeat", "claim, command, sweep", str),
+    Field("stage", "heartbeat", "command, clients", int),
+    Field("state", "heartbeat, command", "command, clients", str),
+    Field("beat_at", "heartbeat", "sweep, clients"),
+    Field("model", "heartbeat", "clients", json.loads),
+    Field("node", "heartbeat", "control commands", json.loads),
+    Field("host", "heartbeat", "clients", json.loads),
+    Field("pid", "heartbeat", "launcher, clients", json.loads),
+    Field("devices", "heartbeat", "clients", json.loads),
+    Field("device_kind", "heartbeat", "clients", json.loads),
+    Field("capacity", "heartbeat", "clients", json.loads, "1"),
+    Field("started_at", "heartbeat", "clients", json.loads, "0.0"),
+    Field("step_s", "heartbeat", "clients", json.loads, "null"),
+    Field("memory_bytes", "heartbeat", "clients", json.loads, "null"),
+    Field("device_memory_bytes", "heartbeat", "clients", json.loads, "null"),
+    Field("stopping", "heartbeat", "command", _flag),
+    Field("error", "heartbeat", "clients", json.loads, "null"),
+    Field("restart", "command", "heartbeat, claim"),
+    Field("drain_at", "command", "heartbeat"),
+    Field("drain_s", "command", "heartbeat"),
+)
 
-    @property
-    def replicas(self) -> str:
-        """The key of all replicas by the moment their heartbeat expires."""
-        return f"{self.prefix}replicas"
+TOTALS: Final = (
+    Field("completed", "finish", "clients", int, "0"),
+    Field("failed", "finish, requeue", "clients", int, "0"),
+    Field("restarts", "heartbeat", "clients", int, "0"),
+    Field("busy_from", "claim, finish", "choice of a replica"),
+    Field("busy_s", "finish", "choice of a replica"),
+    Field("busy_work", "finish", "choice of a replica"),
+)
 
-    @property
-    def drained(self) -> str:
-        """The key of the replicas taken out of the rotation by hand."""
-        return f"{self.prefix}drained"
 
-    @property
-    def deliveries(self) -> str:
-        """The key of the webhook deliveries by the moment they are due."""
-        return f"{self.prefix}deliveries"
+def read_hash(table: tuple[Field, ...], stored: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a table that Python reads, parsed, by name.
 
-    @property
-    def models(self) -> str:
-        """The key of the models and their abilities."""
-        return f"{self.prefix}models"
-
-    @property
-    def changes(self) -> str:
-        """The key of the stream of changes."""
-        return f"{self.prefix}changes"
-
-    @property
-    def orphaned(self) -> str:
-        """The key of the ids whose files may have no record."""
-        return f"{self.prefix}loose"
-
-    @property
-    def sweep(self) -> str:
-        """The key of the failover sweep's lock."""
-        return f"{self.prefix}sweep"
+    Raises:
+        KeyError: A field that is always set is not.
+    """
+    return {
+        field.name: field.parse(
+            stored[field.name] if field.absent is None else stored.get(field.name) or field.absent
+        )
+        for field in table
+        if field.parse is not None
+    }

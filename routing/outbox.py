@@ -49,7 +49,7 @@ class Outbox:
     ) -> None:
         keys = Keys(settings.redis_prefix)
         self._redis = redis
-        self._key = keys.deliveries
+        self._key = keys.deliveries()
         self._queue = keys.queue(WEBHOOK_QUEUE)
         self._scripts = Scripts(redis, settings.redis_prefix)
         self._clock = clock

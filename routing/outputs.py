@@ -130,7 +130,7 @@ class OrphanedOutputs:
         self, settings: Settings, redis: Redis, clock: Callable[[], float] = time.time
     ) -> None:
         self._redis = redis
-        self._key = Keys(settings.redis_prefix).orphaned
+        self._key = Keys(settings.redis_prefix).orphaned()
         self._clock = clock
 
     def note(self, request_id: str) -> None:

@@ -101,7 +101,7 @@ class Records:
 
     def exists(self, request_id: str) -> bool:
         """Whether there is such a record, for clients to see."""
-        return bool(self._redis.zscore(self._keys.requests, request_id))
+        return bool(self._redis.zscore(self._keys.requests(), request_id))
 
     def preview(self, request_id: str) -> str | None:
         """Return the newest preview of a running request, base64 of a JPEG; None without one."""
@@ -174,7 +174,7 @@ class Records:
         Raises:
             NotFound: There is no record ``after``.
         """
-        for request in self._walk(self._keys.listed(status, model), after, at_once):
+        for request in self._walk(self._list_of(status, model), after, at_once):
             if status in {None, request.status}:  # it may have moved on between the two reads
                 yield request
 
@@ -191,7 +191,7 @@ class Records:
         Raises:
             NotFound: There is no record ``after``.
         """
-        return self._walk(self._keys.of_kind(kind), after, at_once, oldest_first=oldest_first)
+        return self._walk(self._keys.by_kind(kind), after, at_once, oldest_first=oldest_first)
 
     def _walk(
         self, listed: str, after: str | None, at_once: int, *, oldest_first: bool = False
@@ -199,7 +199,7 @@ class Records:
         """Read the records of a list, ``at_once`` at a time."""
         edge: float | str = "-inf" if oldest_first else "+inf"
         if after is not None:
-            score: Any = self._redis.zscore(self._keys.requests, after)
+            score: Any = self._redis.zscore(self._keys.requests(), after)
             if score is None:
                 raise unknown_request(after, param="after")
             edge = repr(float(score))
@@ -244,9 +244,15 @@ class Records:
     def ended_before(self, moment: float, limit: int = 100) -> list[str]:
         """Return up to ``limit`` ids of records that ended before ``moment``, the oldest first."""
         ids: list[str] = self._redis.zrangebyscore(
-            self._keys.finished, "-inf", moment, start=0, num=limit
+            self._keys.finished(), "-inf", moment, start=0, num=limit
         )  # type: ignore[assignment]
         return ids
+
+    def _list_of(self, status: Status | None, model: str | None) -> str:
+        keys = self._keys
+        if status is None:
+            return keys.requests() if model is None else keys.by_model(model)
+        return keys.by_status(status) if model is None else keys.by_status_and_model(status, model)
 
     def _read(self, ids: list[str]) -> list[Request]:
         pipeline = self._redis.pipeline(transaction=False)

@@ -14,7 +14,7 @@ from redis import Redis
 from configs.errors import NotFound
 from configs.parameters import Abilities
 from configs.settings import Settings
-from routing.keys import Keys
+from routing.keys import REPLICA, TOTALS, Keys, read_hash
 from routing.lua import Scripts
 
 
@@ -108,26 +108,15 @@ def read_replica(
     stored: Mapping[str, str], expired: bool, waiting: int, running: int, totals: Mapping[str, str]
 ) -> Replica:
     """Read a replica as Redis holds it; an expired heartbeat makes it ``gone``."""
-    plain = {
-        "name": stored["name"],
-        "incarnation": stored["incarnation"],
-        "stage": int(stored["stage"]),
-        "state": ReplicaState.GONE if expired else ReplicaState(stored["state"]),
-        "stopping": stored["stopping"] == "1",
-    }
-    rest = {
-        field: json.loads(stored[field])
-        for field in Heartbeat.__dataclass_fields__
-        if field not in plain and field in stored
-    }
+    values = read_hash(REPLICA, stored)
+    values["state"] = ReplicaState.GONE if expired else ReplicaState(values["state"])
+    values["devices"] = tuple(values["devices"])
     return Replica(
-        heartbeat=Heartbeat(**{**rest, **plain, "devices": tuple(rest["devices"])}),
+        heartbeat=Heartbeat(**values),
         heartbeat_at=float(stored["beat_at"]),
         waiting=waiting,
         running=running,
-        completed=int(totals.get("completed", 0)),
-        failed=int(totals.get("failed", 0)),
-        restarts=int(totals.get("restarts", 0)),
+        **read_hash(TOTALS, totals),
     )
 
 
@@ -218,11 +207,11 @@ class Registry:
     def publish_model(self, model: LoadedModel) -> None:
         """Publish what a loaded model can do, for the checks of the API."""
         value = {"stage": model.stage, "abilities": model.abilities.to_json()}
-        self._redis.hset(self._keys.models, model.name, json.dumps(value))
+        self._redis.hset(self._keys.models(), model.name, json.dumps(value))
 
     def models(self) -> dict[str, LoadedModel]:
         """Return every model some replica has loaded, by name."""
-        raw: Mapping[str, str] = self._redis.hgetall(self._keys.models)  # type: ignore[assignment]
+        raw: Mapping[str, str] = self._redis.hgetall(self._keys.models())  # type: ignore[assignment]
         found = {name: json.loads(value) for name, value in sorted(raw.items())}
         return {
             name: LoadedModel(name, value["stage"], Abilities.from_json(value["abilities"]))
@@ -240,7 +229,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return all known names, living or not, in the order of their numbers."""
-        names: list[str] = self._redis.zrange(self._keys.replicas, 0, -1)  # type: ignore[assignment]
+        names: list[str] = self._redis.zrange(self._keys.replicas(), 0, -1)  # type: ignore[assignment]
         return sorted(names, key=_by_number)
 
     def get(self, name: str) -> Replica | None:
@@ -268,9 +257,9 @@ class Registry:
         """Remove a replica that is gone for good."""
         keys = self._keys
         pipeline = self._redis.pipeline()
-        pipeline.zrem(keys.replicas, name)
+        pipeline.zrem(keys.replicas(), name)
         pipeline.delete(keys.replica(name), keys.totals(name))
-        pipeline.srem(keys.drained, name)
+        pipeline.srem(keys.drained(), name)
         pipeline.execute()
 
     def _read(self, names: list[str]) -> dict[str, Replica]:
@@ -278,7 +267,7 @@ class Registry:
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
             pipeline.hgetall(keys.replica(name))
-            pipeline.zscore(keys.replicas, name)
+            pipeline.zscore(keys.replicas(), name)
             pipeline.zcard(keys.waiting(name))
             pipeline.scard(keys.running(name))
             pipeline.hgetall(keys.totals(name))

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from configs.parameters import Parameters
+from routing.keys import RECORD, read_hash
 
 
 class Status(StrEnum):
@@ -132,20 +133,6 @@ class Webhook:
         """Return what the record keeps of the client's wish."""
         return json.dumps({"url": self.url, "events": list(self.events)})
 
-    @classmethod
-    def from_hash(cls, data: Mapping[str, str]) -> Self | None:
-        """Read it from a record; None where the client wants none."""
-        if not data.get("webhook"):
-            return None
-        wanted = json.loads(data["webhook"])
-        return cls(
-            url=wanted["url"],
-            events=tuple(wanted["events"]),
-            tries=int(data.get("webhook_tries", "0")),
-            delivered_at=_number(data.get("webhook_delivered_at")),
-            error=data.get("webhook_error", ""),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -162,8 +149,8 @@ class Request:
         crashes: How often its replica died while it ran.
         revision: One more after each edit; guards edits against each other.
         owner: Incarnation of the replica that runs it; empty otherwise.
-        priority: Its class in the line.
-        score: Its place in the line of its replica: lower goes first.
+        priority: Its class in the queue.
+        score: Its place in the queue of its replica: lower goes first.
         start_by: Moment after which it must not start any more.
         timeout: Seconds it may run.
         step: Denoising steps done, of ``steps``; both 0 before the first is known.
@@ -208,47 +195,27 @@ class Request:
         return self.status in TERMINAL
 
     @classmethod
-    def from_hash(cls, data: Mapping[str, str]) -> Self:
+    def from_hash(cls, stored: Mapping[str, str]) -> Self:
         """Read a record as Redis holds it."""
-        return cls(
-            id=data["id"],
-            stage=int(data["stage"]),
-            model=data["model"],
-            parameters=Parameters.from_json(json.loads(data["parameters"])),
-            status=Status(data["status"]),
-            replica=data["replica"],
-            attempt=int(data["attempt"]),
-            crashes=int(data["crashes"]),
-            revision=int(data["revision"]),
-            owner=data.get("owner", ""),
-            priority=Priority(data["priority"]),
-            score=float(data["score"]),
-            created_at=float(data["created_at"]),
-            started_at=_number(data.get("started_at")),
-            finished_at=_number(data.get("finished_at")),
-            start_by=_number(data.get("start_by")),
-            timeout=_number(data.get("timeout")),
-            step=int(data.get("step", "0")),
-            steps=int(data.get("steps", "0")),
-            step_s=_number(data.get("step_s")),
-            cancel=data.get("cancel") == "1",
-            timings=Timings(**json.loads(data.get("timings", "{}"))),
-            outputs=tuple(Output(**output) for output in json.loads(data.get("outputs", "[]"))),
-            warnings=tuple(json.loads(data.get("warnings", "[]"))),
-            error=Failure(**json.loads(data["error"])) if data.get("error") else None,
-            metadata=json.loads(data.get("metadata", "{}")),
-            affinity_key=data.get("affinity_key", ""),
-            webhook=Webhook.from_hash(data),
-        )
+        values = read_hash(RECORD, stored)
+        told = {name: values.pop(f"webhook_{name}") for name in ("tries", "delivered_at", "error")}
+        wanted, error = values["webhook"], values["error"]
+        read: dict[str, Any] = {
+            "parameters": Parameters.from_json(values["parameters"]),
+            "status": Status(values["status"]),
+            "priority": Priority(values["priority"]),
+            "timings": Timings(**values["timings"]),
+            "outputs": tuple(Output(**output) for output in values["outputs"]),
+            "warnings": tuple(values["warnings"]),
+            "error": Failure(**error) if error else None,
+            "webhook": Webhook(wanted["url"], tuple(wanted["events"]), **told) if wanted else None,
+        }
+        return cls(**{**values, **read})
 
 
 def number_field(value: float | None) -> str:
     """Write a number as the record holds it: with all its digits, and nothing for None."""
     return "" if value is None else repr(float(value))
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +252,8 @@ class Accepted(NamedTuple):
     Attributes:
         request: As it was recorded.
         created: Whether it is new; False where its idempotency key was used before.
-        place: In the line of its replica, 1 for the next; None unless it waits.
-        needs_wake_up: Whether the replica's queue holds fewer messages than its line requests.
+        place: In the queue of its replica, 1 for the next; None unless it waits.
+        needs_wake_up: Whether the replica's queue holds fewer messages than requests wait.
     """
 
     request: Request

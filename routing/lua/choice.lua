@@ -5,7 +5,7 @@ local FADE = 0.9
 
 -- Names in the rotation of a stage, in the order of their numbers (replica2 before replica10).
 local function rotation(stage, now)
-  local names = redis.call('ZRANGEBYSCORE', ready_key(stage), '(' .. now, '+inf')
+  local names = redis.call('ZRANGEBYSCORE', key.ready(stage), '(' .. now, '+inf')
   local function number(name) return tonumber(string.match(name, '%d+$') or '0') end
   table.sort(names, function(a, b)
     if number(a) == number(b) then return a < b end
@@ -16,71 +16,76 @@ end
 
 -- The replica begins to be busy, or goes on.
 local function begin_work(name, now)
-  if redis.call('SCARD', running_key(name)) == 0 then
-    redis.call('HSET', totals_key(name), 'busy_from', now)
+  if redis.call('SCARD', key.running(name)) == 0 then
+    totals.set(name, 'busy_from', now)
   else
-    redis.call('HSETNX', totals_key(name), 'busy_from', now)
+    totals.set_once(name, 'busy_from', now)
   end
 end
 
 -- The replica did `work` since it began, or since it last ended something.
 local function count_work(name, work, now)
-  local totals = redis.call('HMGET', totals_key(name), 'busy_from', 'busy_s', 'busy_work')
-  redis.call('HSET', totals_key(name), 'busy_from', now)
-  if not totals[1] then return end
-  local seconds = math.max(0, tonumber(now) - tonumber(totals[1]))
-  redis.call('HSET', totals_key(name),
-    'busy_s', string.format('%.17g', FADE * tonumber(totals[2] or '0') + seconds),
-    'busy_work', string.format('%.17g', FADE * tonumber(totals[3] or '0') + work))
+  local known = totals.get(name, 'busy_from', 'busy_s', 'busy_work')
+  totals.set(name, 'busy_from', now)
+  if not known.busy_from then return end
+  local seconds = math.max(0, tonumber(now) - tonumber(known.busy_from))
+  totals.set(name,
+    'busy_s', string.format('%.17g', FADE * tonumber(known.busy_s or '0') + seconds),
+    'busy_work', string.format('%.17g', FADE * tonumber(known.busy_work or '0') + work))
 end
 
 -- What is left to do of a request that runs.
 local function work_left(id)
-  local record = redis.call('HMGET', request_key(id), 'work', 'step', 'steps')
-  local work, step, steps = tonumber(record[1] or '0'), tonumber(record[2] or '0'), tonumber(record[3] or '0')
+  local record = records.get(id, 'work', 'step', 'steps')
+  local work, step = tonumber(record.work or '0'), tonumber(record.step or '0')
+  local steps = tonumber(record.steps or '0')
   if steps == 0 then return work end
   return work * (steps - step) / steps
 end
 
 -- The work that waits and runs there.
 local function work_of(name)
-  local work = tonumber(redis.call('GET', work_key(name)) or '0')
-  for _, id in ipairs(redis.call('SMEMBERS', running_key(name))) do work = work + work_left(id) end
+  local work = tonumber(redis.call('GET', key.work(name)) or '0')
+  for _, id in ipairs(redis.call('SMEMBERS', key.running(name))) do work = work + work_left(id) end
   return work
 end
 
 -- Seconds for each unit of work; nil before it has done any.
 local function rate_of(name)
-  local totals = redis.call('HMGET', totals_key(name), 'busy_s', 'busy_work')
-  local work = tonumber(totals[2] or '0')
-  if work > 0 then return tonumber(totals[1]) / work end
+  local known = totals.get(name, 'busy_s', 'busy_work')
+  local work = tonumber(known.busy_work or '0')
+  if work > 0 then return tonumber(known.busy_s) / work end
   return nil
 end
 
--- Of the names, the one with the least of `measure`, and that; the first of equals.
-local function least(names, measure)
-  local best, lowest = nil, nil
+-- Of the names, the one with the lowest `measure`, and that; the first of equals. nil is left out.
+local function lowest(names, measure)
+  local best, low = nil, nil
   for _, name in ipairs(names) do
     local value = measure(name)
-    if value and (not lowest or value < lowest) then best, lowest = name, value end
+    if value and (not low or value < low) then best, low = name, value end
   end
-  return best, lowest
+  return best, low
 end
 
--- The replica that would end `work` more the soonest. One that has no rate yet counts as the mean.
-local function soonest(names, work)
+local function shortest_queue(names)
+  return (lowest(names, function(name) return redis.call('ZCARD', key.waiting(name)) end))
+end
+
+-- The replica that would end `work` more the earliest. One that has no rate yet counts as the mean.
+local function earliest_finish(names, work)
   local rates, sum, known = {}, 0, 0
   for _, name in ipairs(names) do
     rates[name] = rate_of(name)
     if rates[name] then sum, known = sum + rates[name], known + 1 end
   end
   local mean = (known > 0 and sum > 0) and sum / known or 1
-  return least(names, function(name) return (rates[name] or mean) * (work_of(name) + work) end)
+  return (lowest(names, function(name) return (rates[name] or mean) * (work_of(name) + work) end))
 end
 
 -- The replica of an affinity key, by rendezvous hashing (Thaler & Ravishankar 1998): each key ranks all
 -- names in an order of its own, so that a replica which comes or goes moves no other's keys.
-local function kindred(names, affinity)
+local function by_affinity(names, affinity)
   local best, highest = nil, nil
   for _, name in ipairs(names) do
     local rank = redis.sha1hex(affinity .. '\n' .. name)
@@ -89,10 +94,10 @@ local function kindred(names, affinity)
   return best
 end
 
--- Seconds in which some line of the stage becomes one shorter; nil while no rate is known.
+-- Seconds in which some queue of the stage becomes one shorter; nil while no rate is known.
 local function seconds_to_room(names)
-  local _, seconds = least(names, function(name)
-    local count = redis.call('ZCARD', waiting_key(name)) + redis.call('SCARD', running_key(name))
+  local _, seconds = lowest(names, function(name)
+    local count = redis.call('ZCARD', key.waiting(name)) + redis.call('SCARD', key.running(name))
     local rate = rate_of(name)
     if not rate or count == 0 then return nil end
     return rate * work_of(name) / count

@@ -3,11 +3,11 @@
 local id, event, again, delivered, fault = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local member = id .. ' ' .. event
 if again == '' then
-  redis.call('ZREM', prefix .. 'deliveries', member)
+  redis.call('ZREM', key.deliveries, member)
 else
-  redis.call('ZADD', prefix .. 'deliveries', 'XX', again, member)
+  redis.call('ZADD', key.deliveries, 'XX', again, member)
 end
-if event == 'ended' and redis.call('EXISTS', request_key(id)) == 1 then
-  redis.call('HSET', request_key(id), 'webhook_delivered_at', delivered, 'webhook_error', fault)
+if event == 'ended' and redis.call('EXISTS', key.request(id)) == 1 then
+  records.set(id, 'webhook_delivered_at', delivered, 'webhook_error', fault)
 end
 return 1

@@ -13,6 +13,7 @@ from configs.settings import Settings
 from routing.broker import Broker
 from routing.claims import Claims, MustRunAlone
 from routing.failover import Sweep
+from routing.outbox import Outbox
 from routing.outputs import OrphanedOutputs, OutputStore
 from routing.records import Records
 from routing.replica import Heartbeat, HeartbeatAnswer, Registry, ReplicaState
@@ -50,7 +51,8 @@ class World:
     def __post_init__(self) -> None:
         own = (self.settings, self.redis, self.clock)
         self.records, self.claims = Records(*own), Claims(*own)
-        self.registry, self.orphans = Registry(*own), OrphanedOutputs(*own)
+        self.registry, self.outbox = Registry(*own), Outbox(*own)
+        self.orphans = OrphanedOutputs(*own)
         self.outputs = OutputStore(self.settings.outputs_url)
         self.broker, self.lost = Broker(self.settings), LostSubmits(self.clock)
         self.router = Router(self.settings, self.redis, self.broker, self.clock, self.lost)

@@ -14,12 +14,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from redis import Redis
 
 from configs.errors import Conflict, IdempotencyMismatch, NotFound
+from configs.parameters import TEXT_TO_IMAGE, TEXT_TO_VIDEO
 from configs.settings import Settings
 from routing.keys import Keys
 from routing.replica import Command, ReplicaState
 from routing.request import Failure, Outcome, Output, Priority, Request, Status
 from tests.integration.routing_world import MODEL, World, parameters
 
+TASKS = (TEXT_TO_IMAGE, TEXT_TO_VIDEO)
 REPLICAS = ("replica0", "replica1", "replica2")
 OUTCOMES = (
     Outcome(Status.SUCCEEDED, (Output("x/1-0.png", "image/png", 64, 64, 1, 1, "00"),)),
@@ -64,16 +66,17 @@ class RecordMachine(RuleBasedStateMachine):
         expires_in=st.sampled_from([None, 2.0]),
         affinity_key=st.sampled_from(["", "", "a", "b"]),
         steps=st.sampled_from([1, 4, 16]),
+        task=st.sampled_from(TASKS),
     )
     def submit(
-        self, priority: Priority, expires_in: float | None, affinity_key: str, steps: int
+        self, priority: Priority, expires_in: float | None, affinity_key: str, steps: int, task: str
     ) -> str:
         self._beat_all()
         request = self.world.submit(
             priority=priority,
             expires_in=expires_in,
             affinity_key=affinity_key,
-            parameters=parameters(num_inference_steps=steps),
+            parameters=parameters(num_inference_steps=steps, task=task),
         )
         self.alive.add(request.id)
         return request.id
@@ -139,9 +142,10 @@ class RecordMachine(RuleBasedStateMachine):
         priority=st.sampled_from(list(Priority)),
         steps=st.sampled_from([1, 16]),
         expires_in=st.sampled_from([None, 3.0, 9.0]),
+        task=st.sampled_from(TASKS),
     )
     def edit(
-        self, request_id: str, priority: Priority, steps: int, expires_in: float | None
+        self, request_id: str, priority: Priority, steps: int, expires_in: float | None, task: str
     ) -> None:
         if request_id not in self.alive:
             return
@@ -153,7 +157,7 @@ class RecordMachine(RuleBasedStateMachine):
         else:
             edited = self.world.records.edit(
                 request,
-                parameters(prompt="new", num_inference_steps=steps),
+                parameters(prompt="new", num_inference_steps=steps, task=task),
                 priority,
                 timeout=None,
                 expires_in=expires_in,
@@ -234,7 +238,7 @@ class RecordMachine(RuleBasedStateMachine):
         keys = self.redis_keys
         waiting = {name: set(self.redis.zrange(keys.waiting(name), 0, -1)) for name in REPLICAS}
         running = {name: set(self.redis.smembers(keys.running(name))) for name in REPLICAS}
-        ended = set(self.redis.zrange(keys.finished, 0, -1))
+        ended = set(self.redis.zrange(keys.finished(), 0, -1))
         for request_id in self.alive:
             request = self.world.get(request_id)
             places = [f"waiting {n}" for n, ids in waiting.items() if request_id in ids]
@@ -248,7 +252,7 @@ class RecordMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_lists_hold_what_the_records_say(self) -> None:
-        lists = self.world.records
+        lists, keys = self.world.records, self.redis_keys
         records = sorted(
             (self.world.get(request_id) for request_id in self.alive),
             key=lambda request: (request.created_at, request.id),
@@ -261,26 +265,26 @@ class RecordMachine(RuleBasedStateMachine):
                 assert [r.id for r in lists.of_kind(kind, at_once=2)] == of_kind
                 oldest = [r.id for r in lists.of_kind(kind, oldest_first=True, at_once=2)]
                 assert oldest == of_kind[::-1]
+                assert self.redis.zcard(keys.by_kind(kind)) == len(of_kind)
             for status in Status:
                 expected = [r.id for r in records if r.status is status]
                 listed = lists.newest(status=status, model=model, at_once=2)
                 assert [r.id for r in listed] == expected
                 # What is left in an index must not be more than what is shown.
-                assert self.redis.zcard(lists._keys.listed(status, model)) == len(expected)
+                key = keys.by_status_and_model(status, model) if model else keys.by_status(status)
+                assert self.redis.zcard(key) == len(expected)
 
     @invariant()
     def the_work_of_a_line_is_that_of_its_requests(self) -> None:
-        prefix = self.world.settings.redis_prefix
         for name in REPLICAS:
             waiting = self.world.claims.waiting_at(name)
-            kept = self.redis.get(f"{prefix}replica:{name}:work")
+            kept = self.redis.get(self.redis_keys.work(name))
             assert int(kept or 0) == sum(request.parameters.work() for request in waiting)
             assert (kept is None) is (not waiting)
 
     @invariant()
     def exactly_those_that_may_expire_have_a_deadline(self) -> None:
-        key = f"{self.world.settings.redis_prefix}deadlines"
-        pairs: Any = self.redis.zrange(key, 0, -1, withscores=True)
+        pairs: Any = self.redis.zrange(self.redis_keys.deadlines(), 0, -1, withscores=True)
         expected = {
             request.id: request.start_by
             for request in map(self.world.get, self.alive)

@@ -205,7 +205,7 @@ def test_requests_of_a_stage_are_capped_over_all_its_replicas(
     world.start("replica2", stage=1)
     for _ in range(3):
         world.submit()
-    with pytest.raises(QueueFull, match="3 requests wait for 'tiny'"):
+    with pytest.raises(QueueFull, match="queue of 'tiny' is full: 3 requests"):
         world.submit()
     assert world.submit(stage=1, model="other").replica == "replica2"
     assert world.claim("replica0") is not None
