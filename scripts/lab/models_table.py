@@ -61,14 +61,14 @@ TITLES = {
     "flux": Family(
         "FLUX.1",
         ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"),
-        "schnell: `num_inference_steps: 4`; it takes no `guidance_scale`",
+        "schnell has no guidance",
     ),
     "flux_kontext": Family("FLUX.1 Kontext", ("black-forest-labs/FLUX.1-Kontext-dev",)),
     "qwen_image": Family(
         "Qwen-Image",
         ("Qwen/Qwen-Image",),
-        "its guidance is `true_cfg_scale`, and counts only with a `negative_prompt`, which may be"
-        ' `" "`',
+        "its guidance is `true_cfg_scale`; a request without a `negative_prompt` gets one with"
+        " nothing in it, for without one there is no guidance",
     ),
     "qwen_image_edit": Family(
         "Qwen-Image-Edit",
@@ -78,7 +78,7 @@ TITLES = {
     ),
     "pixart": Family("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
     "sana": Family("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),
-    "z_image": Family("Z-Image", ("Tongyi-MAI/Z-Image-Turbo",), "Turbo: `guidance_scale: 0`"),
+    "z_image": Family("Z-Image", ("Tongyi-MAI/Z-Image-Turbo",)),
     "wan": Family(
         "Wan, text to video",
         (
@@ -86,7 +86,7 @@ TITLES = {
             "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
             "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
         ),
-        "TI2V-5B does image to video too, at 24 frames in a second",
+        "TI2V-5B does image to video too",
     ),
     "wan_image_to_video": Family("Wan, image to video", ("Wan-AI/Wan2.2-I2V-A14B-Diffusers",)),
     "ltx": Family("LTX-Video", ("Lightricks/LTX-Video",)),
