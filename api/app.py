@@ -6,27 +6,25 @@ process start with `service_of(app).start()`, which `api/server.py` calls in eac
 
 from __future__ import annotations
 
-import secrets
 from typing import Any, Final
 
-from flask import Flask, Response, g
+from flask import Flask
 from flask_smorest import Api
 
 from api import docs, health, metrics, page, replicas
 from api.auth import register_access
 from api.errors import ErrorAnswerSchema, register_error_handlers
+from api.http.call import register_call_hooks
 from api.models import views as models
 from api.openai import chat, images, videos
 from api.requests import events, files
 from api.requests import views as requests
 from api.service import Service, attach_service
 from configs.settings import Settings, load_settings
-from routing.connection import API_PATIENCE_S, begin_patience, end_patience
 
 VERSION: Final = "0.1.0"
-CALL_ID_HEADER: Final = "X-Request-ID"
 _DESCRIPTION: Final = (
-    "Diffusion pipelines behind one door. Submit a request, then poll it, wait for it or cancel "
+    "Diffusion pipelines behind one API. Submit a request, then poll it, wait for it or cancel "
     "it; errors have one shape everywhere."
 )
 
@@ -41,14 +39,13 @@ def create_app(settings: Settings | None = None) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config.update(_configuration(settings))
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    attach_service(app, Service.open(settings))
+    service = Service.open(settings)
+    attach_service(app, service)
     _register_calls(app)
     # After the calls: flask-smorest brings a handler of its own, which ours replaces.
     register_error_handlers(app)
-    app.before_request(_begin_call)
-    register_access(app)
-    app.after_request(_finish_headers)
-    app.teardown_request(_end_call)
+    register_call_hooks(app, service)
+    register_access(app, settings.api_key)
     return app
 
 
@@ -86,18 +83,3 @@ def _register_calls(app: Flask) -> None:
     app.register_blueprint(metrics.blueprint)
     app.register_blueprint(docs.blueprint)
     app.register_blueprint(page.blueprint)
-
-
-def _begin_call() -> None:
-    g.call_id = f"call_{secrets.token_hex(8)}"
-    begin_patience(API_PATIENCE_S)
-
-
-def _end_call(_error: BaseException | None) -> None:
-    end_patience()
-
-
-def _finish_headers(response: Response) -> Response:
-    response.headers[CALL_ID_HEADER] = g.call_id
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    return response

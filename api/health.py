@@ -1,22 +1,43 @@
-"""The calls for whoever supervises the service: is the door up, and can it serve.
-
-Does not start or fix anything.
-"""
+"""The calls for whoever supervises the service: is the API up, and can it serve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
+from flask import g
 from flask_smorest import Blueprint
+from marshmallow import Schema, fields
 
-from api.models.views import HealthSchema, ReadinessSchema
-from api.service import current_service
+from api.http.fields import text, whole
+from api.service import Service
 from configs.errors import FieldError, NoReadyReplica
 from configs.stage_config import StageConfig
 from routing.replica import Replica, ReplicaState
 
 _RETRY_S: Final = 1.0
+
+
+class HealthSchema(Schema):
+    """The API is up."""
+
+    status = text("Always `ok`.")
+
+
+class StageReadinessSchema(Schema):
+    """A stage that can serve."""
+
+    stage = whole("Its number.")
+    model = text("Its model.")
+    ready_replicas = whole("At least 1.")
+
+
+class ReadinessSchema(Schema):
+    """Every stage can serve."""
+
+    status = text("Always `ready`.")
+    stages = fields.List(fields.Nested(StageReadinessSchema))
+
 
 blueprint = Blueprint("health", __name__, description="For whoever supervises the service.")
 
@@ -32,7 +53,7 @@ def health() -> dict[str, str]:
 @blueprint.response(200, ReadinessSchema)
 def ready() -> dict[str, Any]:
     """Say whether Redis answers and every stage has a ready replica; 503 names what is missing."""
-    service = current_service()
+    service: Service = g.service
     replicas = service.registry.all()
     standing = [(stage, _of_stage(stage, replicas)) for stage in service.stages]
     missing = [

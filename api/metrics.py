@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, g
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from api.service import current_service
 from routing.replica import Replica, ReplicaState
 
 blueprint = Blueprint("metrics", __name__)
@@ -26,7 +25,7 @@ _Reader = Callable[[Replica], float | None]
 def metrics() -> Response:
     """Answer a scrape."""
     registry = CollectorRegistry()
-    registry.register(ReplicaCollector(current_service().registry.all()))
+    registry.register(ReplicaCollector(g.service.registry.all()))
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 

@@ -1,19 +1,29 @@
-"""The schemas of replicas: the query of the calls that drain one, and what they answer.
-
-`api/requests/objects.py` makes the values.
-"""
+"""The calls for replicas: list them, look at one, drain, restart and resume it."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
+from flask import g
 from flask_smorest import Blueprint
 from marshmallow import Schema, fields, validate
 
-from api.http.fields import ListSchema, number, one_of, text, whole
-from api.requests.objects import list_object, replica_object
-from api.service import current_service
-from routing.replica import ReplicaState
+from api.http.fields import (
+    AnswerSchema,
+    ListSchema,
+    SecondsField,
+    always,
+    described,
+    list_object,
+    nested,
+    number,
+    one_of,
+    text,
+    whole,
+)
+from api.service import Service
+from routing.replica import Replica, ReplicaState
 
 _LONGEST_DRAIN_S = 86_400
 
@@ -31,36 +41,48 @@ class DrainQuerySchema(Schema):
     )
 
 
-class ReplicaObjectSchema(Schema):
+class ReplicaObjectSchema(AnswerSchema):
     """A replica: one process with its own model and devices."""
 
     name = text("Its name, and that of its queue.")
-    object = text("Always `replica`.")
+    object = always("replica")
     state = one_of(ReplicaState, "Only `ready` ones are in the rotation.")
-    model = text("The model it serves.")
-    stage = whole("Its stage.")
-    host = text("Where it runs.")
-    pid = whole("Its process.")
-    devices = fields.List(fields.Integer(), metadata={"description": "Its device chunk."})
-    device_kind = text("`cuda` or `cpu`.")
-    capacity = whole("Requests that may share a step.")
+    model = text("The model it serves.", attrgetter("heartbeat.model"))
+    stage = whole("Its stage.", attrgetter("heartbeat.stage"))
+    host = text("Where it runs.", attrgetter("heartbeat.host"))
+    pid = whole("Its process.", attrgetter("heartbeat.pid"))
+    devices = fields.List(
+        fields.Integer(),
+        attribute=attrgetter("heartbeat.devices"),  # type: ignore[arg-type]
+        metadata=described("Its device chunk."),
+    )
+    device_kind = text("`cuda` or `cpu`.", attrgetter("heartbeat.device_kind"))
+    capacity = whole("Requests that may share a step.", attrgetter("heartbeat.capacity"))
     running = whole("Requests it has claimed.")
-    waiting = whole("Requests in its line.")
-    seconds_per_step = number("Moving mean; null before the first step.", allow_none=True)
+    waiting = whole("Requests in its queue.")
+    seconds_per_step = number(
+        "Moving mean; null before the first step.", attrgetter("heartbeat.step_s"), allow_none=True
+    )
     completed = whole("Requests that succeeded there.")
     failed = whole("Requests that failed there.")
     restarts = whole("Processes it has had before this one.")
-    started_at = number("When its process started.")
-    last_heartbeat_at = number("When it was last heard of.")
-    memory_bytes = whole("Memory of its process.", allow_none=True)
-    device_memory_bytes = whole("Device memory it holds.", allow_none=True)
-    error = text("Why it failed, or why its last start did.", allow_none=True)
+    started_at = SecondsField("When its process started.", attrgetter("heartbeat.started_at"))
+    last_heartbeat_at = SecondsField("When it was last heard of.", attrgetter("heartbeat_at"))
+    memory_bytes = whole(
+        "Memory of its process.", attrgetter("heartbeat.memory_bytes"), allow_none=True
+    )
+    device_memory_bytes = whole(
+        "Device memory it holds.", attrgetter("heartbeat.device_memory_bytes"), allow_none=True
+    )
+    error = text(
+        "Why it failed, or why its last start did.", attrgetter("heartbeat.error"), allow_none=True
+    )
 
 
 class ReplicaListSchema(ListSchema):
     """Replicas, by number."""
 
-    data = fields.List(fields.Nested(ReplicaObjectSchema))
+    data = nested(ReplicaObjectSchema, many=True)
 
 
 blueprint = Blueprint("replicas", __name__, description="The processes that do the work.")
@@ -70,27 +92,29 @@ blueprint = Blueprint("replicas", __name__, description="The processes that do t
 @blueprint.response(200, ReplicaListSchema)
 def replicas() -> dict[str, Any]:
     """List the replicas seen within the last hour, by number."""
-    found = current_service().registry.all()
-    return list_object([replica_object(replica) for replica in found])
+    service: Service = g.service
+    return list_object(service.registry.all())
 
 
 @blueprint.route("/v1/replicas/<name>", methods=["GET"])
 @blueprint.response(200, ReplicaObjectSchema)
-def replica(name: str) -> dict[str, Any]:
+def replica(name: str) -> Replica:
     """Return one replica."""
-    return replica_object(current_service().registry.find(name))
+    service: Service = g.service
+    return service.registry.find(name)
 
 
 @blueprint.route("/v1/replicas/<name>/drain", methods=["POST"])
 @blueprint.arguments(DrainQuerySchema, location="query", unknown="raise")
 @blueprint.response(200, ReplicaObjectSchema)
-def drain(query: dict[str, Any], name: str) -> dict[str, Any]:
+def drain(query: dict[str, Any], name: str) -> Replica:
     """Take a replica out of the rotation, until it is resumed.
 
     What waits there moves on at once; what runs there may end there within drain_s, and is then
     handed back for another attempt on another replica.
     """
-    return replica_object(current_service().router.drain(name, _drain_s(query)))
+    service: Service = g.service
+    return service.router.drain(name, query.get("drain_s", service.settings.drain_s))
 
 
 @blueprint.route("/v1/replicas/<name>/restart", methods=["POST"])
@@ -98,21 +122,18 @@ def drain(query: dict[str, Any], name: str) -> dict[str, Any]:
 @blueprint.response(
     202, ReplicaObjectSchema, description="It drains, ends, and is started by its supervisor."
 )
-def restart(query: dict[str, Any], name: str) -> dict[str, Any]:
+def restart(query: dict[str, Any], name: str) -> Replica:
     """Drain a replica and have its process end, to be started again by whoever supervises it.
 
     The new process joins the rotation by itself, unless the replica is drained.
     """
-    return replica_object(current_service().router.restart(name, _drain_s(query)))
+    service: Service = g.service
+    return service.router.restart(name, query.get("drain_s", service.settings.drain_s))
 
 
 @blueprint.route("/v1/replicas/<name>/resume", methods=["POST"])
 @blueprint.response(200, ReplicaObjectSchema)
-def resume(name: str) -> dict[str, Any]:
+def resume(name: str) -> Replica:
     """Let a replica back into the rotation."""
-    return replica_object(current_service().router.resume(name))
-
-
-def _drain_s(query: dict[str, Any]) -> float:
-    seconds: float = query.get("drain_s", current_service().settings.drain_s)
-    return seconds
+    service: Service = g.service
+    return service.router.resume(name)

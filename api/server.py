@@ -1,7 +1,7 @@
-"""Gunicorn's configuration: `gunicorn --config python:api.server` runs the door.
+"""Gunicorn's configuration: `gunicorn --config python:api.server` runs the API.
 
 A configuration file, and so the one module of this package that reads the settings when it is
-loaded. Does not know the calls.
+loaded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The service behind the calls: settings, stages, router and the threads of this process.
 
-One object for each application, reached by `current_service()`. Does not know the calls themselves.
+One object for each application, which its calls find as `g.service`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from flask import Flask, current_app
+from flask import Flask
 from redis import Redis
 
 from api.models.catalog import Catalog
@@ -102,8 +102,3 @@ def service_of(app: Flask) -> Service:
     """Return the service of an application."""
     service: Service = app.extensions[_EXTENSION]
     return service
-
-
-def current_service() -> Service:
-    """Return the service of the application whose call is at hand."""
-    return service_of(current_app)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from configs.errors import ConfigurationError, FieldError
+from configs.fields import counted
 from configs.stage_config import ReplicaPlan, StageConfig
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -173,7 +174,7 @@ def _absent(stage: StageConfig, kind: DeviceKind, machine: Machine) -> list[tupl
     """Devices of the stage that the machine does not have: (path below the stage, fault)."""
     count = machine.count_of(kind)
     if kind == "cuda" and count == 0:
-        cores = _counted(machine.count_of("cpu"), "cpu")
+        cores = counted(machine.count_of("cpu"), _NOUNS["cpu"])
         fault = (
             "'cuda' is not available: this machine has no CUDA device; write device: cpu to use "
             f"its {cores}"
@@ -182,12 +183,13 @@ def _absent(stage: StageConfig, kind: DeviceKind, machine: Machine) -> list[tupl
     absent = [device for device in stage.runtime.devices if device >= count]
     if not absent:
         return []
+    noun = "device" if len(absent) == 1 else "devices"
     names = ", ".join(str(device) for device in absent)
-    have = f"this machine has {_counted(count, kind)}, {_numbers(count)}"
+    have = f"this machine has {counted(count, _NOUNS[kind])}, {_numbers(count)}"
     if kind == "cpu" and stage.engine_args.device == "auto":
         have = f"{have}, and no CUDA device"
     fix = "use these, or lower num_replicas"
-    fault = f"asks for {_plural(len(absent), 'device')} {names}; {have}; {fix}"
+    fault = f"asks for {noun} {names}; {have}; {fix}"
     return [("runtime.devices", fault)]
 
 
@@ -207,14 +209,6 @@ def _shared(
         for device in stage.runtime.devices
         if (kind, device) in taken
     ]
-
-
-def _counted(number: int, kind: DeviceKind) -> str:
-    return f"{number} {_plural(number, _NOUNS[kind])}"
-
-
-def _plural(number: int, noun: str) -> str:
-    return noun if number == 1 else f"{noun}s"
 
 
 def _numbers(count: int) -> str:

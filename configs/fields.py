@@ -34,17 +34,22 @@ def readers(*kinds: type) -> dict[str, fields.Field[Any]]:
 
 
 _NEAR: Final = 0.6
+_VERY_NEAR: Final = 0.85
 _SHORTEST_PART: Final = 4
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant: one that contains the other, or is alike."""
+    """Return the known name that was probably meant: much alike, else a part of it, or alike."""
     name, known = name.lower(), list(known)
-    if len(name) >= _SHORTEST_PART:
-        for other in known:
-            if other in name or name in other:
-                return other
-    return next(iter(get_close_matches(name, known, n=1, cutoff=_NEAR)), None)
+    alike = get_close_matches(name, known, n=1, cutoff=_VERY_NEAR)
+    if not alike and len(name) >= _SHORTEST_PART:
+        alike = [other for other in known if other in name or name in other]
+    return next(iter(alike or get_close_matches(name, known, n=1, cutoff=_NEAR)), None)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun: `1 device`, `2 devices`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def choices(words: Iterable[str]) -> str:

@@ -40,7 +40,8 @@ class ForeignKeys:
             fate = f"ignored if {values}, else refused"
         else:
             fate = "refused"
-        return f"| {names} | {self.place} | {fate}: {self.why} |"
+        why = self.why.removeprefix("is not supported").lstrip(":; ")
+        return f"| {names} | {self.place} | {fate}{': ' if why else ''}{why} |"
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -5,25 +5,26 @@
     unix://[[user]:password@]/path/of/socket[?db=0]
     sentinel://[[user]:password@]host[:port],host[:port]…[/db]?master=name[&sentinel_password=…]
 
-Only what both of its readers can do is taken, redis-py for the records and kombu for the messages,
-so that they cannot come to differ. Opens nothing.
+Only what both redis-py (for the records) and kombu (for the messages) can do is accepted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final, Self
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-PORTS: Final = {"redis": 6379, "rediss": 6379, "sentinel": 26379}
-_SSL_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PORTS: Final = {"redis": 6379, "rediss": 6379, "sentinel": 26379}
 _QUERY: Final = {
     "redis": (),
-    "rediss": (*_SSL_FILES, "ssl_cert_reqs", "ssl_check_hostname"),
+    "rediss": (
+        *("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
+        *("ssl_cert_reqs", "ssl_check_hostname"),
+    ),
     "unix": ("db",),
     "sentinel": ("master", "sentinel_password"),
 }
-_WORDS: Final = {
+_CHOICES: Final = {
     "ssl_cert_reqs": ("required", "optional", "none"),
     "ssl_check_hostname": ("true", "false"),
 }
@@ -35,6 +36,7 @@ class RedisUrl:
     """The parts of a Redis URL.
 
     Attributes:
+        text: The whole, as redis-py and kombu read it where ``scheme`` is redis or rediss.
         scheme: ``redis``, ``rediss``, ``unix`` or ``sentinel``.
         hosts: Host and port of the server, or of each Sentinel; none for a socket.
         path: The socket of ``unix``; empty otherwise.
@@ -43,9 +45,9 @@ class RedisUrl:
         password: Of the server; empty for none.
         master: Name by which the Sentinels know the server; empty otherwise.
         sentinel_password: Of the Sentinels themselves.
-        tls: Arguments of the TLS connection, by the names that redis-py and kombu share.
     """
 
+    text: str = field(repr=False)
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
     path: str = ""
@@ -54,7 +56,6 @@ class RedisUrl:
     password: str = field(default="", repr=False)
     master: str = ""
     sentinel_password: str = field(default="", repr=False)
-    tls: tuple[tuple[str, str | bool], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -76,7 +77,14 @@ class RedisUrl:
             raise ValueError("names no master; add ?master= and the name the Sentinels know it by")
         if parts.scheme == "unix" and (places or parts.path in {"", "/"}):
             raise ValueError("names no socket; give one such as unix:///run/redis.sock")
+        if parts.scheme == "rediss":
+            # Both readers are told the same, since kombu alone would accept any certificate.
+            query.setdefault("ssl_cert_reqs", "required")
+            checks = "true" if query["ssl_cert_reqs"] == "required" else "false"
+            query.setdefault("ssl_check_hostname", checks)
+            text = parts._replace(query=urlencode(query)).geturl()
         return cls(
+            text=text,
             scheme=parts.scheme,
             hosts=() if parts.scheme == "unix" else _hosts(parts.scheme, places),
             path=unquote(parts.path) if parts.scheme == "unix" else "",
@@ -85,7 +93,6 @@ class RedisUrl:
             password=unquote(password),
             master=query.get("master", ""),
             sentinel_password=query.get("sentinel_password", ""),
-            tls=_tls(query) if parts.scheme == "rediss" else (),
         )
 
     @property
@@ -102,20 +109,17 @@ def _query(parts: SplitResult) -> dict[str, str]:
     known = _QUERY[parts.scheme]
     for name, value in query.items():
         if name not in known:
-            can = f"known here: {', '.join(known)}" if known else "it takes none"
-            raise ValueError(
-                f"has {name[:40]!r} after the ?, which {parts.scheme}:// does not; {can}"
-            )
-        words = _WORDS.get(name)
-        if words and value not in words:
-            raise ValueError(f"has {value[:40]!r} for {name}; give one of {', '.join(words)}")
-    return query
+            fix = f"use {', '.join(known)}" if known else "remove it"
+            raise ValueError(f"has the option {name[:40]!r}, which {parts.scheme}:// lacks; {fix}")
+        choices = _CHOICES.get(name)
+        if choices and value not in choices:
+            raise ValueError(f"has {value[:40]!r} for {name}; use one of {', '.join(choices)}")
+    return {name: value for name, value in query.items() if value}
 
 
 def _hosts(scheme: str, places: str) -> tuple[tuple[str, int], ...]:
-    named = places.split(",") if scheme == "sentinel" else [places]
     hosts = []
-    for place in named:
+    for place in places.split(",") if scheme == "sentinel" else [places]:
         try:
             parts = urlsplit(f"//{place}")
             host, port = parts.hostname, parts.port
@@ -123,7 +127,7 @@ def _hosts(scheme: str, places: str) -> tuple[tuple[str, int], ...]:
             host, port = None, None
         if not host or port == 0:
             raise ValueError(f"names no host and port to connect to; {_FIX}")
-        hosts.append((host, port or PORTS[scheme]))
+        hosts.append((host, port or _PORTS[scheme]))
     return tuple(hosts)
 
 
@@ -133,11 +137,3 @@ def _db(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
         raise ValueError(f"has {text[:40]!r} for the number of the database; {_FIX}")
     return int(text)
-
-
-def _tls(query: dict[str, str]) -> tuple[tuple[str, str | bool], ...]:
-    # Said outright, since kombu would take a rediss:// that says nothing for "any certificate".
-    reqs = query.get("ssl_cert_reqs", "required")
-    check = query.get("ssl_check_hostname", "true" if reqs == "required" else "false") == "true"
-    files = tuple((name, query[name]) for name in _SSL_FILES if query.get(name))
-    return (("ssl_cert_reqs", reqs), ("ssl_check_hostname", check), *files)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
-from configs.fields import Number, OneOf, SectionSchema, Text, Whole, readers
+from configs.fields import Number, OneOf, SectionSchema, Text, Whole, counted, readers
 from configs.parameters import PARAMETERS, Parameter
 from configs.stage_config import (
     EngineArgs,
@@ -104,17 +104,13 @@ def count_fault(devices: tuple[int, ...], replicas: int, each: int) -> str:
     """What is wrong with so many devices for replicas that have `each` of them."""
     found, needed = len(devices), replicas * each
     reason = (
-        f"names {_counted(found, 'device')}, and exactly {needed} are needed: "
-        f"{_counted(replicas, 'replica')} (runtime.num_replicas) x {_counted(each, 'device')} each "
+        f"names {counted(found, 'device')}, and exactly {needed} are needed: "
+        f"{counted(replicas, 'replica')} (runtime.num_replicas) x {counted(each, 'device')} each "
         f"(engine_args.parallel_config.world_size); name {needed}"
     )
     if found % each == 0:
         return f"{reason}, or set num_replicas to {found // each}"
     return reason
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def twin_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, dict[str, Any]]]:

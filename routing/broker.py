@@ -13,6 +13,7 @@ from typing import Any, Final
 from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from configs.settings import Settings
 from routing.connection import broker_options, granted
@@ -207,7 +208,7 @@ class Broker:
         try:
             with granted(_WAIT_S) as seconds:
                 return promised.result(seconds)
-        except TimeoutError:
+        except (TimeoutError, RedisTimeoutError):
             _logger.warning("%s is not sent yet: the broker does not answer", what)
             return False
 

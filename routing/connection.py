@@ -4,87 +4,43 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import quote
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.connection import (
-    Connection,
-    ConnectionPool,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
+from redis.connection import Connection, SSLConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelManagedConnection
 
 from configs.redis_url import RedisUrl
 
-Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+# The stream reader blocks this long in Redis; every socket timeout must be longer, or an idle
+# reader is taken for a dead connection (seen with redis-py 8: an answer after 58 s instead of 8).
+BLOCK_S: Final = 1.0
 
+# A call of the API begins no further wait for Redis once it has waited for API_PATIENCE_S in all.
+# What it began then may take a connect and an answer, so it is over within three seconds.
+API_CONNECT_S: Final = 0.4
+API_ANSWER_S: Final = 1.0
+API_PATIENCE_S: Final = 1.2
 
-_Key = tuple[str, int, int]
+# A peer that is gone without a word (its host lost power) is noticed within half a minute.
+KEEPALIVE: Final = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+    if hasattr(socket, name)
+}
 
-
-def _by_the_system(host: str, port: int, family: int) -> list[Address]:
-    return [*socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)]
-
-
-class NameLookup:
-    """Looks names up by ``ask``, which is handed host, port and address family."""
-
-    def __init__(self, ask: Callable[[str, int, int], list[Address]] = _by_the_system) -> None:
-        self._ask = ask
-        self._lock = threading.Lock()
-        self._under_way: dict[_Key, Future[list[Address]]] = {}
-
-    def addresses(
-        self, host: str, port: int, family: int, timeout_s: float | None
-    ) -> list[Address]:
-        """Return the addresses of a host, as :func:`socket.getaddrinfo` does.
-
-        Raises:
-            TimeoutError: It took longer than ``timeout_s``.
-            OSError: There is no such name, or nobody could say.
-        """
-        if _is_address(host):
-            return self._ask(host, port, family)
-        key = (host, port, family)
-        with self._lock:
-            found = self._under_way.get(key)
-            if found is None:
-                found = self._under_way[key] = Future()
-                threading.Thread(
-                    target=self._fulfil, args=(key, found), name=f"lookup of {host}", daemon=True
-                ).start()
-        try:
-            return found.result(timeout_s)
-        except TimeoutError:
-            raise TimeoutError(f"the address of {host!r} was not found in time") from None
-
-    def _fulfil(self, key: _Key, promised: Future[list[Address]]) -> None:
-        try:
-            promised.set_result(self._ask(*key))
-        except Exception as error:  # noqa: BLE001 - it is raised where the lookup is waited for
-            promised.set_exception(error)
-        finally:
-            with self._lock:
-                del self._under_way[key]
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+# A thread has one at a time, so threads are what bounds them. With fewer (the library's own bound
+# is 100) an API with many held calls would refuse some of those that all wake at once.
+_MOST_CONNECTIONS: Final = 100_000
 
 
 class Patience:
@@ -95,29 +51,32 @@ class Patience:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with ``seconds``."""
-        self._all_s = seconds
+        self._all_s = self.left_s = seconds
         self._clock = clock
-        self.left_s = seconds
+        self._waits = False
 
     def renew(self) -> None:
         """Begin again: the call has been held meanwhile, and nobody expects its answer in time."""
         self.left_s = self._all_s
 
     @contextmanager
-    def granted(self, wanted_s: float | None) -> Iterator[float]:
-        """Grant an operation up to ``wanted_s`` (None: no limit of its own), and draw what it took.
+    def granted(self, wanted_s: float | None = None) -> Iterator[float]:
+        """Yield the seconds that a wait may take, ``wanted_s`` at most; draw what it took.
 
         Raises:
-            TimeoutError: Nothing is left.
+            redis.TimeoutError: Nothing is left.
         """
-        if self.left_s <= 0:
-            raise TimeoutError("the call has waited for Redis as long as it may")
         seconds = self.left_s if wanted_s is None else min(wanted_s, self.left_s)
-        started = self._clock()
+        if self._waits:  # a part of the wait that draws already, such as its connect
+            yield seconds
+            return
+        if seconds <= 0:
+            raise RedisTimeoutError("the call has waited for Redis as long as it may")
+        self._waits, started = True, self._clock()
         try:
             yield seconds
         finally:
+            self._waits = False
             self.left_s = max(0.0, self.left_s - (self._clock() - started))
 
 
@@ -130,26 +89,25 @@ def begin_patience(seconds: float) -> None:
 
 
 def end_patience() -> None:
-    """The call of this thread is over."""
+    """End the patience of this thread's call."""
     _threads.patience = None
 
 
 def renew_patience() -> None:
     """Renew the patience of this thread's call, if it has one."""
-    patience = _of_this_thread()
-    if patience is not None:
+    if patience := _of_this_thread():
         patience.renew()
 
 
 @contextmanager
-def granted(wanted_s: float | None) -> Iterator[float | None]:
-    """Grant an operation of this thread as :meth:`Patience.granted`; all it wants without one.
+def granted(wanted_s: float | None = None) -> Iterator[float | None]:
+    """Do :meth:`Patience.granted` for this thread's call; without one yield ``wanted_s``.
 
     Raises:
-        TimeoutError: Nothing is left.
+        redis.TimeoutError: Nothing is left.
     """
     patience = _of_this_thread()
-    if patience is None or wanted_s == 0:  # what does not wait takes nothing
+    if patience is None:
         yield wanted_s
         return
     with patience.granted(wanted_s) as seconds:
@@ -157,179 +115,88 @@ def granted(wanted_s: float | None) -> Iterator[float | None]:
 
 
 def _of_this_thread() -> Patience | None:
-    patience: Patience | None = getattr(_threads, "patience", None)
-    return patience
+    return getattr(_threads, "patience", None)
 
 
-_names: Final = NameLookup()
+class PatientRetry(Retry):
+    """Has each wait of redis-py draw on the patience of its call: all of them go through here."""
+
+    def call_with_retry(self, *args: Any, **options: Any) -> Any:
+        """Do what the base class does, in the time that :func:`granted` grants."""
+        with granted():
+            return super().call_with_retry(*args, **options)
 
 
-class PatientSocket:
-    """A connected socket that waits no longer than its timeout, nor than the call's patience."""
+class NameLookup:
+    """Bounds lookups of host names, for which the system knows no timeout."""
 
-    def __init__(self, connected: Any) -> None:
-        """Take a socket over, with its timeout."""
-        self._socket = connected
-        self._timeout_s: float | None = connected.gettimeout()
+    def __init__(self, ask: Callable[[str, None], object] = socket.getaddrinfo) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._under_way: dict[str, threading.Event] = {}
 
-    def settimeout(self, seconds: float | None) -> None:
-        """Let each operation wait so long; None for ever, 0 not at all."""
-        self._timeout_s = seconds
+    def wait_for(self, host: str, timeout_s: float | None) -> None:
+        """Return once the system answers for ``host``, be it that there is no such name.
 
-    def gettimeout(self) -> float | None:
-        """Return the seconds that an operation may wait."""
-        return self._timeout_s
+        Raises:
+            redis.TimeoutError: It took longer than ``timeout_s``.
+        """
+        with suppress(ValueError):
+            ipaddress.ip_address(host)
+            return
+        with self._lock:
+            answered = self._under_way.get(host)
+            if answered is None:  # those who wait share one thread, however long it hangs
+                answered = self._under_way[host] = threading.Event()
+                threading.Thread(target=self._look_up, args=(host, answered), daemon=True).start()
+        if not answered.wait(timeout_s):
+            raise RedisTimeoutError(f"the address of {host!r} was not found in time")
 
-    def recv(self, most: int) -> bytes:
-        """Return up to ``most`` bytes, none where the other side has closed."""
-        with granted(self._timeout_s) as seconds:
-            self._socket.settimeout(seconds)
-            data: bytes = self._socket.recv(most)
-            return data
-
-    def recv_into(self, buffer: Any) -> int:
-        """Read into ``buffer``; return the number of bytes."""
-        with granted(self._timeout_s) as seconds:
-            self._socket.settimeout(seconds)
-            count: int = self._socket.recv_into(buffer)
-            return count
-
-    def sendall(self, data: bytes) -> None:
-        """Send all of ``data``."""
-        with granted(self._timeout_s) as seconds:
-            self._socket.settimeout(seconds)
-            self._socket.sendall(data)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what does not wait, such as ``fileno`` and ``close``, as the socket has it."""
-        return getattr(self._socket, name)
-
-
-class PatientConnection(Connection):
-    """A connection by TCP."""
-
-    def _connect(self) -> Any:
-        return PatientSocket(self._connected_socket())
-
-    def _connected_socket(self) -> socket.socket:
-        """Connect to the first address of the host that lets us."""
-        with granted(self.socket_connect_timeout) as seconds:
-            found = _names.addresses(self.host, self.port, self.socket_type, seconds)
-        refused: OSError = OSError(f"{self.host} has no address")
-        for family, kind, protocol, _, address in found:
-            made = socket.socket(family, kind, protocol)
-            try:
-                self._prepare(made)
-                with granted(self.socket_connect_timeout) as seconds:
-                    made.settimeout(seconds)
-                    made.connect(address)
-            except OSError as error:
-                made.close()
-                refused = error
-            else:
-                made.settimeout(self.socket_timeout)
-                return made
-        raise refused
-
-    def _prepare(self, made: socket.socket) -> None:
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self.socket_keepalive:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in self.socket_keepalive_options.items():
-                made.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-class PatientTlsConnection(SSLConnection, PatientConnection):
-    """A connection by TLS."""
-
-    def _connect(self) -> Any:
-        connected = self._connected_socket()
+    def _look_up(self, host: str, answered: threading.Event) -> None:
         try:
-            with granted(self.socket_timeout) as seconds:
-                connected.settimeout(seconds)  # which the handshake takes over
-                secured: Any = self._wrap_socket_with_ssl(connected)  # type: ignore[no-untyped-call]
-        except BaseException:
-            connected.close()
-            raise
-        secured.settimeout(self.socket_timeout)
-        return PatientSocket(secured)
+            with suppress(OSError, UnicodeError):
+                self._ask(host, None)
+        finally:
+            with self._lock:
+                del self._under_way[host]
+            answered.set()
 
 
-class PatientUnixConnection(UnixDomainSocketConnection):
-    """A connection by a socket of this machine."""
-
-    def _connect(self) -> Any:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with granted(self.socket_connect_timeout) as seconds:
-                made.settimeout(seconds)
-                made.connect(self.path)
-        except OSError:
-            made.close()
-            raise
-        made.settimeout(self.socket_timeout)
-        return PatientSocket(made)
+names: Final = NameLookup()
 
 
-class PatientSentinelConnection(SentinelManagedConnection, PatientConnection):
-    """A connection to the server that the Sentinels call the master."""
+class NamedConnection(Connection):
+    """A connection by TCP that looks its host up in time before redis-py does."""
+
+    def connect_check_health(
+        self, check_health: bool = True, retry_socket_connect: bool = True
+    ) -> None:
+        """Connect as the base class does; raises redis.TimeoutError where no address is found."""
+        if not self.is_connected:
+            names.wait_for(self.host, self.socket_connect_timeout)
+        super().connect_check_health(check_health, retry_socket_connect)
 
 
-_PATIENT: Final[dict[type, type]] = {
-    Connection: PatientConnection,
-    SSLConnection: PatientTlsConnection,
-    UnixDomainSocketConnection: PatientUnixConnection,
-    SentinelManagedConnection: PatientSentinelConnection,
-}
+class NamedTlsConnection(SSLConnection, NamedConnection):
+    """The same by TLS."""
 
 
-def make_patient(pool: ConnectionPool) -> None:
-    """Have a pool that has connected nothing yet make patient connections."""
-    pool.connection_class = _PATIENT[pool.connection_class]
+class NamedSentinelConnection(SentinelManagedConnection, NamedConnection):
+    """The same to the server that the Sentinels call the master."""
 
 
-# The stream reader blocks this long in Redis; every socket timeout must be longer, or an idle
-# reader is taken for a dead connection (seen with redis-py 8: an answer after 58 s instead of 8).
-BLOCK_S = 1.0
-
-
-# The door's: to connect, and to wait for an answer; and what a call may wait for Redis in all, with
-# its wake-up. The rest of the two seconds in which a client has its 503 is the door's own work.
-API_CONNECT_S: Final = 0.6
-
-
-API_ANSWER_S: Final = 1.0
-
-
-API_PATIENCE_S: Final = 1.5
-
-
-# A peer that is gone without a word (its host lost power) is noticed within half a minute.
-KEEPALIVE: Final = {
-    getattr(socket, name): value
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-    if hasattr(socket, name)
-}
-
-
-# A thread has one at a time, so threads are what bounds them. With fewer (the library's own bound
-# is 100) a door with many held calls would refuse some of those that all wake at once.
-_MOST_CONNECTIONS: Final = 100_000
-
-
-_CERT_REQS: Final = {
-    "required": ssl.CERT_REQUIRED,
-    "optional": ssl.CERT_OPTIONAL,
-    "none": ssl.CERT_NONE,
+_NAMED: Final[dict[type, type]] = {
+    Connection: NamedConnection,
+    SSLConnection: NamedTlsConnection,
+    SentinelManagedConnection: NamedSentinelConnection,
 }
 
 
 def connect(url: str, timeout_s: float = 1.5, answer_s: float | None = None) -> Redis:
-    """Open a client that fails within seconds, so that the door can say 503 in time.
+    """Open a client that fails within seconds, so that the API can say 503 in time.
 
     A command whose connection turns out to be closed (Redis was restarted while it sat idle in the
     pool) is sent once more on a new one; every script here may be repeated safely or is fenced.
-    Whatever it waits for draws on the patience of the call at hand (``patience``).
 
     Args:
         url: As :class:`configs.redis_url.RedisUrl` has it.
@@ -340,36 +207,37 @@ def connect(url: str, timeout_s: float = 1.5, answer_s: float | None = None) -> 
         ValueError: ``url`` is no Redis URL.
     """
     target = RedisUrl.parse(url)
+    retry = PatientRetry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
     options: dict[str, Any] = {
         "decode_responses": True,
-        "db": target.db,
-        "username": target.username or None,
-        "password": target.password or None,
         "socket_timeout": timeout_s + BLOCK_S if answer_s is None else answer_s,
         "socket_connect_timeout": timeout_s,
         "health_check_interval": 15,
         "max_connections": _MOST_CONNECTIONS,
-        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "retry": retry,
     }
     if target.scheme == "unix":
-        return _patient(Redis(unix_socket_path=target.path, **options))
+        return Redis.from_url(target.text, **options)
     options |= {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     if target.scheme != "sentinel":
-        ((host, port),) = target.hosts
-        if target.scheme == "rediss":
-            options |= {"ssl": True, **dict(target.tls)}
-        return _patient(Redis(host=host, port=port, **options))
-    sentinels = Sentinel(  # type: ignore[no-untyped-call]
-        target.hosts, sentinel_kwargs=_to_sentinels(target, timeout_s)
-    )
-    for each in sentinels.sentinels:
-        _patient(each)
-    client: Redis = sentinels.master_for(target.master, **options)  # type: ignore[no-untyped-call]
-    return _patient(client)
+        client = Redis.from_url(target.text, **options)
+        clients = [client]
+    else:
+        sentinels = Sentinel(  # type: ignore[no-untyped-call]
+            target.hosts, sentinel_kwargs=_to_sentinels(target, timeout_s) | {"retry": retry}
+        )
+        options |= {"db": target.db, "username": target.username or None}
+        options |= {"password": target.password or None}
+        client = sentinels.master_for(target.master, **options)  # type: ignore[no-untyped-call]
+        clients = [client, *sentinels.sentinels]
+    for each in clients:
+        pool = each.connection_pool
+        pool.connection_class = _NAMED[pool.connection_class]
+    return client
 
 
 def broker_options(url: str) -> dict[str, Any]:
-    """Return what Celery must be told to reach the same Redis: URL, TLS, transport options.
+    """Return what Celery must be told to reach the same Redis: URL and transport options.
 
     Raises:
         ValueError: ``url`` is no Redis URL.
@@ -377,26 +245,18 @@ def broker_options(url: str) -> dict[str, Any]:
     target = RedisUrl.parse(url)
     user = f"{quote(target.username, safe='')}:{quote(target.password, safe='')}@"
     user = user if target.username or target.password else ""
-    transport: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     if target.scheme == "unix":
         where = f"redis+socket://{user}{quote(target.path)}?virtual_host={target.db}"
         return {"broker_url": where, "broker_transport_options": {}}
-    places = ";".join(
-        f"{target.scheme}://{user}{_bracketed(host)}:{port}/{target.db}"
-        for host, port in target.hosts
-    )
-    options: dict[str, Any] = {"broker_url": places, "broker_transport_options": transport}
-    if target.scheme == "rediss":
-        tls = dict(target.tls)
-        options["broker_use_ssl"] = {**tls, "ssl_cert_reqs": _CERT_REQS[str(tls["ssl_cert_reqs"])]}
+    transport: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
+    where = target.text
     if target.scheme == "sentinel":
+        where = ";".join(
+            f"sentinel://{user}{f'[{host}]' if ':' in host else host}:{port}/{target.db}"
+            for host, port in target.hosts
+        )
         transport |= {"master_name": target.master, "sentinel_kwargs": _to_sentinels(target, 1.5)}
-    return options
-
-
-def _patient(client: Redis) -> Redis:
-    make_patient(client.connection_pool)
-    return client
+    return {"broker_url": where, "broker_transport_options": transport}
 
 
 def _to_sentinels(target: RedisUrl, timeout_s: float) -> dict[str, Any]:
@@ -407,7 +267,3 @@ def _to_sentinels(target: RedisUrl, timeout_s: float) -> dict[str, Any]:
         "socket_timeout": timeout_s / 2,
         "password": target.sentinel_password or None,
     }
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

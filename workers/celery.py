@@ -124,19 +124,18 @@ def load_model(**_: Any) -> None:
 @worker_ready.connect(weak=False)
 @_end_on_error
 def join_rotation(**_: Any) -> None:
-    """The queue is read from now on."""
+    """Requests are taken from now on."""
     current().open()
 
 
 @worker_shutting_down.connect
 def leave_rotation(**_: Any) -> None:
-    """SIGTERM: no new requests; running ones get a little time."""
+    """After SIGTERM nothing more is taken; what runs gets ``DRAIN_S``."""
     current().stop()
 
 
 @worker_shutdown.connect
 def end(sender: Any, **_: Any) -> None:
-    """All runs are over."""
     current().close(sender.exitcode or 0)
 
 

@@ -53,7 +53,6 @@ class ReplicaLife:
         self.state, self.error = ReplicaState.FAILED, error
 
     def heartbeat(self, step_s: float | None, device_memory_bytes: int | None) -> Heartbeat:
-        """Return the heartbeat of this moment."""
         plan, stage = self._plan, self._plan.stage
         return Heartbeat(
             name=plan.name,

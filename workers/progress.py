@@ -152,7 +152,6 @@ class Reporter:
         self._thread = threading.Thread(target=self._loop, name="reporter", daemon=True)
 
     def start(self) -> None:
-        """Start reporting."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -36,10 +36,10 @@ _current: ReplicaProcess | None = None
 
 
 def current() -> ReplicaProcess:
-    """Return the replica this process is.
+    """Return the replica that this process is.
 
     Raises:
-        RuntimeError: It is none: it was not started as a worker with ``-Q replica<number>``.
+        RuntimeError: It was not started as a worker with ``-Q replica<number>``.
     """
     if _current is None:
         raise RuntimeError(
@@ -129,7 +129,7 @@ class ReplicaProcess:
         engine.watch_devices(self._lose_device)
 
     def open(self) -> None:
-        """Join the rotation: the queue is being read from now on."""
+        """Join the rotation: the queue is read from now on."""
         self._life.state = ReplicaState.READY
         self.heartbeats.send_now()
         _logger.info(
@@ -163,7 +163,6 @@ class ReplicaProcess:
         self.exit_code = exit_code
 
     def heartbeat(self) -> Heartbeat:
-        """Return the heartbeat of this moment."""
         if self.runner is None:
             return self._life.heartbeat(None, None)
         return self._life.heartbeat(self.runner.step_s, self.runner.engine.device_memory_bytes())
@@ -182,7 +181,6 @@ class ReplicaProcess:
         return False
 
     def has_room(self) -> bool:
-        """Tell whether another request could be claimed now."""
         return self.runner is not None and not self._life.stopping and self.runner.has_room()
 
     def wake_self(self, times: int) -> None:
@@ -192,7 +190,6 @@ class ReplicaProcess:
                 return
 
     def return_orphaned_claims(self) -> None:
-        """Hand back what runs here by the records alone; may raise RedisError."""
         if self.runner is not None:
             self.runner.return_orphaned_claims()
 

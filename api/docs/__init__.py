@@ -1,7 +1,4 @@
-"""The docs page: Swagger UI over our own spec, with every file from this process.
-
-Does not know the calls: the page reads `/openapi.json`.
-"""
+"""The docs page: Swagger UI over `/openapi.json`, with every file from this process."""
 
 from __future__ import annotations
 

@@ -1,21 +1,25 @@
-"""The fields of bodies and answers."""
+"""The fields of bodies and answers, on top of the field types of the configuration."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from marshmallow import Schema, ValidationError, fields, validate
 
-from api.requests.inputs import WrongPicture, decode_data_url
-
-_SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
-
+from configs.fields import Text, Whole
 
 MAX_PAIRS: Final = 16
 MAX_NAME: Final = 64
 MAX_VALUE: Final = 512
+MAX_PAGE: Final = 100
+_PAGE: Final = 20
+_SIZE: Final = re.compile(r"([0-9]{1,9})x([0-9]{1,9})\Z")
+_DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*;base64,", re.IGNORECASE)
+_DIGITS: Final = 3
 
 
 def described(text: str, **more: Any) -> dict[str, Any]:
@@ -23,68 +27,111 @@ def described(text: str, **more: Any) -> dict[str, Any]:
     return {"description": text, **more}
 
 
-class WholeField(fields.Integer):
-    """A whole number: neither text, nor true, nor 4.0."""
-
-    def __init__(self, text: str, **more: Any) -> None:
-        reason = "is not a whole number"
-        super().__init__(
-            strict=True,
-            error_messages={"invalid": reason, "too_large": reason},
-            metadata=described(text, **more),
-        )
+# Fields of answers. `of` makes the value out of the object; without it, it is the attribute of the
+# field's name.
 
 
-class NumberField(fields.Float):
-    """A finite number: neither text nor true."""
-
-    def __init__(self, text: str, **more: Any) -> None:
-        reason = "is not a number"
-        super().__init__(
-            error_messages={"invalid": reason, "special": "is not finite", "too_large": reason},
-            metadata=described(text, **more),
-        )
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **options: Any) -> float:
-        if isinstance(value, str):
-            raise self.make_error("invalid", input=value)
-        return super()._deserialize(value, attr, data, **options)
+def text(description: str, of: Any = None, **options: Any) -> fields.String:
+    """Return a text of an answer."""
+    return fields.String(attribute=of, metadata={"description": description}, **options)
 
 
-class TextField(fields.String):
-    """Text, and no number instead."""
-
-    def __init__(self, text: str, *, required: bool = False, **more: Any) -> None:
-        super().__init__(
-            required=required,
-            error_messages={"invalid": "is not text", "required": "is missing"},
-            metadata=described(text, **more),
-        )
+def whole(description: str, of: Any = None, **options: Any) -> fields.Integer:
+    """Return a whole number of an answer."""
+    return fields.Integer(attribute=of, metadata={"description": description}, **options)
 
 
-class ShortTextField(TextField):
+def number(description: str, of: Any = None, **options: Any) -> fields.Float:
+    """Return a number of an answer."""
+    return fields.Float(attribute=of, metadata={"description": description}, **options)
+
+
+def flag(description: str, of: Any = None, **options: Any) -> fields.Boolean:
+    """Return a yes or no of an answer."""
+    return fields.Boolean(attribute=of, metadata={"description": description}, **options)
+
+
+def texts(description: str = "", of: Any = None) -> fields.List[str]:
+    """Return a list of texts of an answer."""
+    metadata = {"description": description} if description else {}
+    return fields.List(fields.String(), attribute=of, metadata=metadata)
+
+
+def nested(
+    schema: type[Schema], of: Any = None, *, many: bool = False, **options: Any
+) -> fields.Field[Any]:
+    """Return an object of an answer, or with `many` a list of them."""
+    if many:
+        return fields.List(fields.Nested(schema), attribute=of, **options)
+    return fields.Nested(schema, attribute=of, **options)
+
+
+def one_of(words: Any, description: str, of: Any = None) -> fields.String:
+    """Return one of some words of an answer."""
+    names = [str(word) for word in words]
+    return text(description, of, validate=validate.OneOf(names))
+
+
+def always(word: str) -> fields.Field[Any]:
+    """Return a text of an answer that never changes."""
+    metadata = {"description": f"Always `{word}`.", "type": "string"}
+    return fields.Constant(word, metadata=metadata)
+
+
+class SecondsField(fields.Float):
+    """Seconds of an answer, to the millisecond."""
+
+    def __init__(self, description: str, of: Any = None, **options: Any) -> None:
+        super().__init__(attribute=of, metadata={"description": description}, **options)
+
+    def _serialize(self, value: Any, *_: Any, **__: Any) -> float | None:
+        return None if value is None else round(float(value), _DIGITS)
+
+
+class AnswerSchema(Schema):
+    """Dumped from a dataclass: a field's value is an attribute of it, or what its `of` makes."""
+
+    def get_attribute(self, obj: Any, attr: str | Callable[[Any], Any], default: Any) -> Any:
+        """Return the value of a field."""
+        return attr(obj) if callable(attr) else getattr(obj, attr)
+
+
+class ListSchema(Schema):
+    """The one shape of all lists."""
+
+    object = text("Always `list`.")
+    has_more = fields.Boolean(metadata={"description": "Whether there is a next page."})
+
+
+def list_object(data: list[Any], *, has_more: bool = False) -> dict[str, Any]:
+    """Return a list as :class:`ListSchema` and its kin dump it."""
+    return {"object": "list", "data": data, "has_more": has_more}
+
+
+def page_size(least: int) -> fields.Integer:
+    """Return the field of a query that says how many are wanted."""
+    return Whole(
+        strict=False,
+        load_default=_PAGE,
+        validate=validate.Range(least, MAX_PAGE, error=f"is not from {least} to {MAX_PAGE}"),
+        metadata=described("How many at most."),
+    )
+
+
+# Fields of bodies.
+
+
+class ShortTextField(Text):
     """Text as long as a name may be."""
 
-    def __init__(self, text: str, **more: Any) -> None:
-        super().__init__(text, minLength=1, maxLength=MAX_NAME, **more)
+    def __init__(self, description: str, **more: Any) -> None:
+        super().__init__(metadata=described(description, minLength=1, maxLength=MAX_NAME, **more))
 
     def _deserialize(self, value: Any, *rest: Any, **options: Any) -> str:
         given = str(super()._deserialize(value, *rest, **options))
         if not 1 <= len(given) <= MAX_NAME:
-            raise ValidationError(f"has {len(given)} characters; 1 to {MAX_NAME} are right")
+            raise ValidationError(f"has {len(given)} characters; use 1 to {MAX_NAME}")
         return given
-
-
-class FlagField(fields.Boolean):
-    """true or false, and no word or number instead."""
-
-    def __init__(self, text: str, **more: Any) -> None:
-        super().__init__(metadata=described(text, **more))
-
-    def _deserialize(self, value: Any, *_: Any, **__: Any) -> bool:
-        if not isinstance(value, bool):
-            raise ValidationError("is neither true nor false")
-        return value
 
 
 class SizeField(fields.String):
@@ -95,6 +142,28 @@ class SizeField(fields.String):
         if match is None:
             raise ValidationError('is not a size; write width x height, such as "64x64"')
         return int(match[1]), int(match[2])
+
+
+class WrongPicture(ValueError):
+    """Raised when bytes or a text are no picture that is accepted; its text begins with a verb."""
+
+
+def decode_data_url(url: str) -> bytes:
+    """Return the bytes that a data URL of a picture holds.
+
+    Raises:
+        WrongPicture: It is no data URL, not of a picture, or not in base64.
+    """
+    match = _DATA_URL.match(url)
+    if match is None or not match["type"].lower().startswith("image/"):
+        raise WrongPicture(
+            "is not a data URL of a picture; write data:image/png;base64, and the file in base64. "
+            "Other addresses are never fetched"
+        )
+    try:
+        return base64.b64decode(url[match.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise WrongPicture("is a data URL whose base64 cannot be decoded") from None
 
 
 class ImageField(fields.Field[bytes]):
@@ -119,7 +188,7 @@ def _image_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise ValidationError("is no text; send a data URL, or a file in a form")
+        raise ValidationError("is not text; send a data URL, or a file in a form")
     try:
         return decode_data_url(value)
     except WrongPicture as wrong:
@@ -133,65 +202,30 @@ class MetadataField(fields.Dict):
         if not isinstance(value, dict):
             raise ValidationError("is not an object of short texts")
         if len(value) > MAX_PAIRS:
-            raise ValidationError(f"has {len(value)} entries; {MAX_PAIRS} is the most")
+            raise ValidationError(f"has {len(value)} entries; use {MAX_PAIRS} at most")
         faults = {
             name[:MAX_NAME]: [fault]
-            for name, text in value.items()
-            if (fault := _fault(name, text))
+            for name, content in value.items()
+            if (fault := _fault(name, content))
         }
         if faults:
             raise ValidationError(faults)
         return value
 
 
-def _fault(name: str, text: Any) -> str | None:
+def _fault(name: str, content: Any) -> str | None:
     if not 1 <= len(name) <= MAX_NAME:
-        return f"has a name of {len(name)} characters; 1 to {MAX_NAME} are right"
-    if not isinstance(text, str):
+        return f"has a name of {len(name)} characters; use 1 to {MAX_NAME}"
+    if not isinstance(content, str):
         return "is not text"
-    if len(text) > MAX_VALUE:
-        return f"has {len(text)} characters; {MAX_VALUE} is the most"
+    if len(content) > MAX_VALUE:
+        return f"has {len(content)} characters; use {MAX_VALUE} at most"
     return None
 
 
-def text(description: str, **more: Any) -> fields.String:
-    """Return a text that the spec describes."""
-    return fields.String(metadata={"description": description}, **more)
-
-
-def whole(description: str, **more: Any) -> fields.Integer:
-    """Return a whole number that the spec describes."""
-    return fields.Integer(metadata={"description": description}, **more)
-
-
-def number(description: str, **more: Any) -> fields.Float:
-    """Return a number that the spec describes."""
-    return fields.Float(metadata={"description": description}, **more)
-
-
-def one_of(words: Any, description: str) -> fields.String:
-    """Return one of some words."""
-    names = [str(word) for word in words]
-    return fields.String(validate=validate.OneOf(names), metadata={"description": description})
-
-
-class ListSchema(Schema):
-    """The one shape of all lists."""
-
-    object = text("Always `list`.")
-    has_more = fields.Boolean(metadata={"description": "Whether there is a next page."})
-
-
 _MAX_LORAS: Final = 8
-
-
 _MAX_SCALE: Final = 100.0
-
-
-# Characters of a name that a message shows.
-_SHOWN: Final = 64
-
-
+_SHOWN: Final = 64  # characters of a name that a message shows
 _LORA: Final = {
     "type": "object",
     "required": ["name"],
@@ -201,25 +235,16 @@ _LORA: Final = {
     },
     "additionalProperties": False,
 }
+LORA_FORMS: Final = [_LORA, {"type": "array", "items": _LORA, "maxItems": _MAX_LORAS}]
 
 
 class LoraField(fields.Field[list[dict[str, Any]]]):
     """`{"name": ..., "scale": ...}`, or a list of such; as a list of both."""
 
-    def __init__(self) -> None:
-        """Show both forms in OpenAPI."""
-        super().__init__(
-            metadata={
-                "description": "Adapter by name, or a list of them, each with its weight; the "
-                "model lists them.",
-                "anyOf": [_LORA, {"type": "array", "items": _LORA, "maxItems": _MAX_LORAS}],
-            }
-        )
-
     def _deserialize(self, value: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:
         entries = value if isinstance(value, list) else [value]
         if len(entries) > _MAX_LORAS:
-            raise ValidationError(f"has {len(entries)} adapters; {_MAX_LORAS} is the most")
+            raise ValidationError(f"has {len(entries)} adapters; use {_MAX_LORAS} at most")
         loras = [_lora(entry) for entry in entries]
         names = [lora["name"] for lora in loras]
         for name in names:
@@ -230,15 +255,15 @@ class LoraField(fields.Field[list[dict[str, Any]]]):
 
 def _lora(entry: Any) -> dict[str, Any]:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-        raise ValidationError('is no adapter; write {"name": "...", "scale": 1.0}, or a list')
+        raise ValidationError('is not an adapter; write {"name": "...", "scale": 1.0}, or a list')
     unknown = sorted(set(entry) - {"name", "scale"})
     if unknown:
-        raise ValidationError(f"has {unknown[0][:_SHOWN]!r}; name and scale are all it takes")
+        raise ValidationError(f"has {unknown[0][:_SHOWN]!r}; only name and scale are allowed")
     scale = entry.get("scale", 1.0)
     right = isinstance(scale, int | float) and not isinstance(scale, bool)
     if not right or not -_MAX_SCALE <= scale <= _MAX_SCALE:
         raise ValidationError(
-            f"has a scale for {entry['name'][:_SHOWN]!r} that is no number from "
+            f"has a scale for {entry['name'][:_SHOWN]!r} that is not a number from "
             f"-{_MAX_SCALE:g} to {_MAX_SCALE:g}"
         )
     return {"name": entry["name"], "scale": float(scale)}

@@ -1,7 +1,7 @@
 """The catalog: which models a client may name, and what each of them can do.
 
 A model is served when this host's stage file names it or a living replica has it; what it can do is
-known once a replica has loaded it. Does not know HTTP nor single requests.
+known once a replica has loaded it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.errors import FieldError, InvalidRequest, NoReadyReplica
+from configs.fields import choices
 from configs.parameters import Abilities
 from configs.stage_config import StageConfig
 from routing.replica import Registry, ReplicaState
@@ -70,18 +71,25 @@ class Catalog:
             NoReadyReplica: No replica has ever loaded it.
             redis.RedisError: Redis did not answer.
         """
+        published = self._registry.models()
+        if name is None and len(self._stages) == 1 and self._stages.keys() >= published.keys():
+            (name,) = self._stages
+        if name in self._stages and name in published:
+            # Whatever the registry knows besides, this one is in the stage file.
+            model, defaults = published[name], self._stages[name].default_sampling_params
+            return ServedModel(name, model.stage, model.abilities, defaults)
         loaded = self.loaded()
         known = sorted({*loaded, *self._stages})
         if name is None:
             if len(known) > 1:
-                raise _wrong(f"is missing, and there are several; name one of {', '.join(known)}")
+                raise _wrong(f"is missing and there are several; use {choices(known)}")
             name = known[0]
         if name in loaded:
             return loaded[name]
         if name not in known:
-            raise _wrong(f"{name[:80]!r} is not served here; known are {', '.join(known)}")
+            raise _wrong(f"{name[:80]!r} is not available; use {choices(known)}")
         raise NoReadyReplica(
-            f"No replica has loaded {name!r} yet; GET /v1/replicas tells their states.",
+            f"No replica has loaded {name!r} yet; see GET /v1/replicas.",
             retry_after=5.0,
         )
 

@@ -6,20 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from flask import g
 from flask_smorest import Blueprint
 from marshmallow import ValidationError, fields
 
 from api.http.body import JSON, body_content
-from api.http.fields import NumberField, described
-from api.http.headers import idempotency_key
+from api.http.call import idempotency_key
+from api.http.fields import WrongPicture, decode_data_url, described
 from api.models.catalog import ServedModel
 from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
-from api.openai.images import KEY_PARAMETER, data_url_of
+from api.openai.images import KEY_OF_HELD_CALL, data_url_of
 from api.openai.objects import ChatAnswerSchema, Measurements
 from api.openai.sync import awaited
-from api.requests.inputs import WrongPicture, decode_data_url
-from api.service import Service, current_service
+from api.service import Service
 from configs.errors import FieldError
+from configs.fields import Number
 from configs.parameters import TASKS
 from routing.request import Request
 
@@ -44,7 +45,7 @@ class MessagesField(fields.Field[Conversation]):
         images: list[bytes] = []
         for index, message in enumerate(value):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise ValidationError({index: ["is no message with a role"]})
+                raise ValidationError({index: ["is not a message with a role"]})
             if message["role"] == _USER:
                 try:
                     _read(message.get("content"), texts, images)
@@ -67,7 +68,7 @@ def _read(content: Any, texts: list[str], images: list[bytes]) -> None:
                 images.append(_decoded(_as_data_url(data)))
             case _:
                 raise ValidationError(
-                    "has a content that is neither text nor an image_url part with a data URL"
+                    "has a content that is not text or an image_url part with a data URL"
                 )
 
 
@@ -86,7 +87,7 @@ blueprint = Blueprint("chat", __name__, description="Pictures and videos as a ch
 
 
 class ChatSchema(OpenAISchema):
-    """What `POST /v1/chat/completions` takes; all fields of a native request may stand beside."""
+    """The body of `POST /v1/chat/completions`; all fields of a native request may stand beside."""
 
     class Meta(OpenAISchema.Meta):
         """What the messages say is not said again."""
@@ -112,7 +113,7 @@ class ChatSchema(OpenAISchema):
             minItems=1,
         ),
     )
-    cfg_scale = NumberField("The same as true_cfg_scale.", minimum=0)
+    cfg_scale = Number(metadata=described("The same as true_cfg_scale.", minimum=0))
     modalities = IgnoredField()
     stream_options = IgnoredField()
     response_format = IgnoredField()
@@ -134,18 +135,20 @@ class ChatSchema(OpenAISchema):
         return super().adapt(given, model)
 
 
+_CHAT: Final = ChatSchema()
+
+
 @blueprint.route("/v1/chat/completions", methods=["POST"])
-@blueprint.doc(requestBody=body_content(ChatSchema, JSON), parameters=[KEY_PARAMETER])
+@blueprint.doc(requestBody=body_content(ChatSchema, JSON), parameters=[KEY_OF_HELD_CALL])
 @blueprint.response(200, ChatAnswerSchema)
 def completions() -> dict[str, Any]:
     """Make what the user asks for and wait; a client that closes the connection cancels."""
-    service = current_service()
+    service: Service = g.service
     key = idempotency_key()
-    schema = ChatSchema()
-    body = read_openai_body(schema, service.catalog)
-    with awaited(service, body, schema, key) as waiting:
+    body = read_openai_body(_CHAT, service.catalog)
+    with awaited(service, body, _CHAT, key) as waiting:
         request = waiting.until_success()
-    return _answer(service, request, schema.left_aside(waiting.given))
+    return _answer(service, request, _CHAT.left_aside(waiting.given))
 
 
 def _answer(service: Service, request: Request, left_aside: list[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Bodies in OpenAI's words: what all of them share, on top of a native request.
 
 A field may stand at the top or in an object `extra_body`, never in both. What OpenAI's clients send
-and has no meaning here is taken and named in the answer's `warnings`. Does not know single calls.
+and has no meaning here is accepted and named in the answer's `warnings`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Final
 from marshmallow import ValidationError, fields
 
 from api.http.body import read_body
-from api.http.fields import FlagField, SizeField, TextField, WholeField, described
+from api.http.fields import SizeField, described
 from api.models.catalog import Catalog, ServedModel
 from api.requests.checks import picked_task
 from api.requests.schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
-from configs.fields import OneOf
+from configs.fields import Flag, OneOf, Text, Whole
 from configs.parameters import OUTPUT_FORMATS
 
 _EXTRA: Final = "extra_body"
@@ -30,7 +30,7 @@ class IgnoredField(fields.Raw):
 
     def __init__(self) -> None:
         """Take any value."""
-        super().__init__(metadata=described("Taken and left aside; the answer's warnings say so."))
+        super().__init__(metadata=described("Accepted and ignored; the answer's warnings say so."))
 
 
 class AutoSizeField(SizeField):
@@ -48,13 +48,13 @@ class FormatField(OneOf):
         return "jpeg" if found == "jpg" else found
 
 
-class NoStreamField(FlagField):
+class NoStreamField(Flag):
     """false only: what this call makes does not come in pieces of text."""
 
     def _deserialize(self, value: Any, *rest: Any, **options: Any) -> bool:
         if super()._deserialize(value, *rest, **options):
             raise ValidationError(
-                "is not served here; leave it out, or follow /v1/requests/{id}/events instead"
+                "is not available; leave it out, or follow /v1/requests/{id}/events instead"
             )
         return False
 
@@ -66,13 +66,15 @@ class OpenAISchema(RequestBodySchema):
     tasks: ClassVar[frozenset[str]]
     product: ClassVar[str]
 
-    model = TextField("Which model; may be left out, or `default`, where there is only one.")
-    n = WholeField("How many outputs.", minimum=1)
+    model = Text(
+        metadata=described("Which model; may be left out, or `default`, where there is only one.")
+    )
+    n = Whole(metadata=described("How many outputs.", minimum=1))
     size = AutoSizeField(
         metadata=described("Width x height in pixels, or `auto`.", example="64x64")
     )
     output_format = FormatField(*OUTPUT_FORMATS, "jpg", metadata=described("File format."))
-    stream: FlagField = NoStreamField("Only false.")
+    stream: Flag = NoStreamField(metadata=described("Only false."))
     user = IgnoredField()
     safety_identifier = IgnoredField()
     quality = IgnoredField()

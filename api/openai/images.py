@@ -7,24 +7,25 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, ClassVar, Final
 
-from flask import Response
+from flask import Response, g
 from flask import request as call
 from flask_smorest import Blueprint
 
 from api.http.body import JSON, body_content
-from api.http.fields import FlagField, ImageField, ImagesField, WholeField, described
-from api.http.headers import IDEMPOTENCY_KEY, idempotency_key
+from api.http.call import idempotency_key, key_parameter
+from api.http.fields import ImageField, ImagesField, described
 from api.http.sse import EVENT_CONTENT, event_response
 from api.models.catalog import ServedModel
 from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
 from api.openai.image_stream import ImageStream, size_of
 from api.openai.objects import ImagesAnswerSchema, Measurements
 from api.openai.sync import AwaitedRequest, awaited
+from api.requests.answers import request_url
 from api.requests.checks import shown
-from api.requests.objects import request_url
-from api.service import Service, current_service
+from api.requests.schema import IMAGE_FORMS
+from api.service import Service
 from configs.errors import FieldError, NotFound
-from configs.fields import OneOf
+from configs.fields import Flag, OneOf, Whole
 from configs.parameters import IMAGE_TASKS
 from routing.request import Request
 
@@ -37,11 +38,8 @@ URL: Final = "url"
 _MOST_PARTIAL_IMAGES: Final = 3
 
 
-_DATA_URL: Final = {"type": "string"}
-
-
 class GenerationsSchema(OpenAISchema):
-    """What `POST /v1/images/generations` takes, beside all fields of a native request."""
+    """The body of `POST /v1/images/generations`, beside all fields of a native request."""
 
     tasks: ClassVar[frozenset[str]] = IMAGE_TASKS
     product: ClassVar[str] = "pictures"
@@ -51,12 +49,18 @@ class GenerationsSchema(OpenAISchema):
         BASE64, URL, metadata=described("How the pictures are answered.", default=BASE64)
     )
     background = OneOf("auto", "opaque", metadata=described("Pictures are opaque here."))
-    stream = FlagField("Answer with events, the last of which brings the picture.", default=False)
-    partial_images = WholeField(
-        "How many previews the stream brings at most, spread evenly over the steps.",
-        minimum=0,
-        maximum=_MOST_PARTIAL_IMAGES,
-        default=0,
+    stream = Flag(
+        metadata=described(
+            "Answer with events, the last of which brings the picture.", default=False
+        )
+    )
+    partial_images = Whole(
+        metadata=described(
+            "How many previews the stream brings at most, spread evenly over the steps.",
+            minimum=0,
+            maximum=_MOST_PARTIAL_IMAGES,
+            default=0,
+        )
     )
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
@@ -75,7 +79,7 @@ class GenerationsSchema(OpenAISchema):
 
 
 class EditsSchema(GenerationsSchema):
-    """What `POST /v1/images/edits` takes, beside all fields of a native request."""
+    """The body of `POST /v1/images/edits`, beside all fields of a native request."""
 
     aliases: ClassVar[Mapping[str, str]] = {**GenerationsSchema.aliases, "mask": "mask_image"}
     event_kind: ClassVar[str] = "image_edit"
@@ -83,11 +87,11 @@ class EditsSchema(GenerationsSchema):
     image = ImagesField(
         metadata=described(
             "Picture to edit, or several: files named `image` or `image[]`, or data URLs.",
-            anyOf=[_DATA_URL, {"type": "array", "items": _DATA_URL, "minItems": 1}],
+            anyOf=IMAGE_FORMS,
         )
     )
     mask = ImageField(
-        metadata=described("What to paint anew is transparent or white in it.", **_DATA_URL),
+        metadata=described("What to paint anew is transparent or white in it.", type="string"),
     )
     input_fidelity = IgnoredField()
     bot_task = IgnoredField()
@@ -102,6 +106,10 @@ class EditsSchema(GenerationsSchema):
         return details
 
 
+_GENERATIONS: Final = GenerationsSchema()
+_EDITS: Final = EditsSchema()
+
+
 def _wrong_stream(given: Mapping[str, Any]) -> list[FieldError]:
     details = []
     wanted, streams = given.get("partial_images", 0), given.get("stream", False)
@@ -109,11 +117,15 @@ def _wrong_stream(given: Mapping[str, Any]) -> list[FieldError]:
         reason = f"{shown(wanted)} is not from 0 to {_MOST_PARTIAL_IMAGES}"
         details.append(FieldError("partial_images", reason))
     elif wanted and not streams:
-        details.append(FieldError("partial_images", 'comes with "stream": true only'))
+        details.append(FieldError("partial_images", 'needs "stream": true'))
     if wanted and given.get("preview") is False:
-        details.append(FieldError("preview", "is false, and partial_images asks for previews"))
+        details.append(
+            FieldError(
+                "preview", "is false but partial_images asks for previews; leave one of them out"
+            )
+        )
     if streams and given.get("response_format") == URL:
-        reason = f"is {URL}, and a stream brings the pictures themselves; leave it out"
+        reason = f"is {URL} but a stream brings the pictures themselves; leave it out"
         details.append(FieldError("response_format", reason))
     return details
 
@@ -146,15 +158,7 @@ def absolute_url(request: Request, index: int) -> str:
     return f"{call.host_url.rstrip('/')}{request_url(request.id)}/outputs/{index}"
 
 
-KEY_PARAMETER: Final = {
-    "in": "header",
-    "name": IDEMPOTENCY_KEY,
-    "schema": {"type": "string", "maxLength": 255},
-    "description": "A name of your own: the same one with the same body makes one request, which "
-    "a client that goes does not cancel.",
-}
-
-
+KEY_OF_HELD_CALL: Final = key_parameter(", which a client that goes does not cancel")
 _QUALITIES: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
 
 
@@ -187,25 +191,27 @@ blueprint = Blueprint("images", __name__, description="Pictures by OpenAI's call
 @blueprint.route("/v1/images/generations", methods=["POST"])
 @blueprint.doc(
     requestBody=body_content(GenerationsSchema, JSON),
-    parameters=[KEY_PARAMETER],
+    parameters=[KEY_OF_HELD_CALL],
     responses=_STREAM,
 )
 @blueprint.response(200, ImagesAnswerSchema)
 def generations() -> dict[str, Any] | Response:
     """Make pictures and wait for them; a client that closes the connection cancels."""
-    return _answered(GenerationsSchema())
+    return _answered(_GENERATIONS)
 
 
 @blueprint.route("/v1/images/edits", methods=["POST"])
-@blueprint.doc(requestBody=body_content(EditsSchema), parameters=[KEY_PARAMETER], responses=_STREAM)
+@blueprint.doc(
+    requestBody=body_content(EditsSchema), parameters=[KEY_OF_HELD_CALL], responses=_STREAM
+)
 @blueprint.response(200, ImagesAnswerSchema)
 def edits() -> dict[str, Any] | Response:
     """Edit a picture, or the part of it under a mask, and wait for it."""
-    return _answered(EditsSchema())
+    return _answered(_EDITS)
 
 
 def _answered(schema: GenerationsSchema) -> dict[str, Any] | Response:
-    service = current_service()
+    service: Service = g.service
     key = idempotency_key()
     body = read_openai_body(schema, service.catalog)
     only_end = not body.get("partial_images")

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from marshmallow import Schema, fields
 from redis.exceptions import RedisError
 
+from api.http.fields import number, text, texts, whole
 from routing.replica import Registry
 from routing.request import Request
 
@@ -72,18 +73,6 @@ def _memory_mb(request: Request, registry: Registry) -> float:
     return round(held / _MIB, 3)
 
 
-def _text(description: str, **more: Any) -> fields.String:
-    return fields.String(metadata={"description": description}, **more)
-
-
-def _whole(description: str, **more: Any) -> fields.Integer:
-    return fields.Integer(metadata={"description": description}, **more)
-
-
-def _number(description: str, **more: Any) -> fields.Float:
-    return fields.Float(metadata={"description": description}, **more)
-
-
 def _durations() -> fields.Dict:
     return fields.Dict(
         keys=fields.String(),
@@ -93,78 +82,72 @@ def _durations() -> fields.Dict:
 
 
 def _memory() -> fields.Float:
-    return _number("MiB that the replica holds on its devices; on CPU its process.")
-
-
-def _warnings() -> fields.List[str]:
-    return fields.List(
-        fields.String(), metadata={"description": "What was left aside, one sentence each."}
-    )
+    return number("MiB that the replica holds on its devices; on CPU its process.")
 
 
 class MetricsSchema(Schema):
     """What a request cost."""
 
     stage_durations = _durations()
-    total_s = _number("Seconds from submit to end.")
+    total_s = number("Seconds from submit to end.")
     peak_memory_mb = _memory()
 
 
 class TokenDetailsSchema(Schema):
     """Always 0."""
 
-    image_tokens = _whole("Not counted.")
-    text_tokens = _whole("Not counted.")
+    image_tokens = whole("Not counted.")
+    text_tokens = whole("Not counted.")
 
 
 class ImagesUsageSchema(Schema):
     """Tokens are not counted here; the fields are there for clients that read them."""
 
-    input_tokens = _whole("Not counted.")
+    input_tokens = whole("Not counted.")
     input_tokens_details = fields.Nested(TokenDetailsSchema)
-    output_tokens = _whole("Not counted.")
-    total_tokens = _whole("Not counted.")
+    output_tokens = whole("Not counted.")
+    total_tokens = whole("Not counted.")
     peak_memory_mb = _memory()
 
 
 class ImageDataSchema(Schema):
     """One picture."""
 
-    b64_json = _text("The file in base64; null where its address was asked for.", allow_none=True)
-    url = _text("Its address; null where the file itself was asked for.", allow_none=True)
-    revised_prompt = _text("Always null: prompts are taken as they are.", allow_none=True)
-    seed = _whole("Makes this picture again, alone.")
+    b64_json = text("The file in base64; null where its address was asked for.", allow_none=True)
+    url = text("Its address; null where the file itself was asked for.", allow_none=True)
+    revised_prompt = text("Always null: prompts are taken as they are.", allow_none=True)
+    seed = whole("Makes this picture again, alone.")
 
 
 class ImagesAnswerSchema(Schema):
     """Pictures."""
 
-    id = _text("Id of the native request.")
-    created = _whole("When they were done, seconds since the epoch.")
-    model = _text("Which model made them.")
+    id = text("Id of the native request.")
+    created = whole("When they were done, seconds since the epoch.")
+    model = text("Which model made them.")
     data = fields.List(fields.Nested(ImageDataSchema))
-    output_format = _text("Their file format.")
-    size = _text("Their width x height in pixels.")
+    output_format = text("Their file format.")
+    size = text("Their width x height in pixels.")
     usage = fields.Nested(ImagesUsageSchema)
     metrics = fields.Nested(MetricsSchema)
     stage_durations = _durations()
     peak_memory_mb = _memory()
-    warnings = _warnings()
+    warnings = texts("What was left aside, one sentence each.")
 
 
 class UrlSchema(Schema):
     """An address."""
 
-    url = _text("The file as a data URL.")
+    url = text("The file as a data URL.")
 
 
 class PartSchema(Schema):
     """One output as a part of a message: `image_url` or `video_url`, by its type."""
 
-    type = _text("`image_url` or `video_url`.")
+    type = text("`image_url` or `video_url`.")
     image_url = fields.Nested(UrlSchema)
     video_url = fields.Nested(UrlSchema)
-    seed = _whole("Makes this output again, alone.")
+    seed = whole("Makes this output again, alone.")
     stage_durations = _durations()
     peak_memory_mb = _memory()
 
@@ -172,91 +155,91 @@ class PartSchema(Schema):
 class MessageSchema(Schema):
     """The answer of the model."""
 
-    role = _text("Always `assistant`.")
+    role = text("Always `assistant`.")
     content = fields.List(fields.Nested(PartSchema))
 
 
 class ChoiceSchema(Schema):
     """The only choice."""
 
-    index = _whole("Always 0.")
+    index = whole("Always 0.")
     message = fields.Nested(MessageSchema)
-    finish_reason = _text("Always `stop`.")
+    finish_reason = text("Always `stop`.")
 
 
 class ChatUsageSchema(Schema):
     """Words of the prompt stand for tokens, which are not counted here."""
 
-    prompt_tokens = _whole("Words of the prompt.")
-    completion_tokens = _whole("Outputs.")
-    total_tokens = _whole("Both together.")
+    prompt_tokens = whole("Words of the prompt.")
+    completion_tokens = whole("Outputs.")
+    total_tokens = whole("Both together.")
     peak_memory_mb = _memory()
 
 
 class ChatAnswerSchema(Schema):
     """An answer whose content are pictures or videos."""
 
-    id = _text("Id of the native request.")
-    object = _text("Always `chat.completion`.")
-    created = _whole("When it was done, seconds since the epoch.")
-    model = _text("Which model.")
+    id = text("Id of the native request.")
+    object = text("Always `chat.completion`.")
+    created = whole("When it was done, seconds since the epoch.")
+    model = text("Which model.")
     choices = fields.List(fields.Nested(ChoiceSchema))
     usage = fields.Nested(ChatUsageSchema)
     metrics = fields.Nested(MetricsSchema)
     stage_durations = _durations()
     peak_memory_mb = _memory()
-    warnings = _warnings()
+    warnings = texts("What was left aside, one sentence each.")
 
 
 class VideoErrorSchema(Schema):
     """Why there is no video."""
 
-    code = _text("Stable word for programs.")
-    message = _text("For people.")
+    code = text("Stable word for programs.")
+    message = text("For people.")
 
 
 class VideoSchema(Schema):
     """A video, made or in the making."""
 
-    id = _text("Id of the native request.")
-    object = _text("Always `video`.")
-    model = _text("Which model.")
-    prompt = _text("What it shows.")
-    status = _text("`queued`, `in_progress`, `completed` or `failed`.")
-    progress = _whole("Percent of the denoising steps; 100 when it is there.")
-    size = _text("Width x height in pixels.")
-    seconds = _text("How long it is.", allow_none=True)
-    quality = _text("Always `default`.")
-    created_at = _whole("Seconds since the epoch.")
-    completed_at = _whole("When it was done.", allow_none=True)
-    expires_at = _whole("When it is removed.", allow_none=True)
+    id = text("Id of the native request.")
+    object = text("Always `video`.")
+    model = text("Which model.")
+    prompt = text("What it shows.")
+    status = text("`queued`, `in_progress`, `completed` or `failed`.")
+    progress = whole("Percent of the denoising steps; 100 when it is there.")
+    size = text("Width x height in pixels.")
+    seconds = text("How long it is.", allow_none=True)
+    quality = text("Always `default`.")
+    created_at = whole("Seconds since the epoch.")
+    completed_at = whole("When it was done.", allow_none=True)
+    expires_at = whole("When it is removed.", allow_none=True)
     error = fields.Nested(VideoErrorSchema, allow_none=True)
-    remixed_from_video_id = _text("Always null.", allow_none=True)
-    media_type = _text("Media type of the file.")
-    file_name = _text("A name for the file.")
-    fps = _number("Frames in a second.", allow_none=True)
-    num_frames = _whole("Frames.", allow_none=True)
-    duration_s = _number("Its length in seconds.", allow_none=True)
-    inference_time_s = _number("Seconds from start to end.", allow_none=True)
+    remixed_from_video_id = text("Always null.", allow_none=True)
+    media_type = text("Media type of the file.")
+    file_name = text("A name for the file.")
+    fps = number("Frames in a second.", allow_none=True)
+    num_frames = whole("Frames.", allow_none=True)
+    duration_s = number("Its length in seconds.", allow_none=True)
+    inference_time_s = number("Seconds from start to end.", allow_none=True)
     stage_durations = _durations()
     peak_memory_mb = _memory()
     metrics = fields.Nested(MetricsSchema)
-    warnings = _warnings()
+    warnings = texts("What was left aside, one sentence each.")
 
 
 class VideoListSchema(Schema):
     """Videos."""
 
-    object = _text("Always `list`.")
+    object = text("Always `list`.")
     data = fields.List(fields.Nested(VideoSchema))
-    first_id = _text("Id of the first one.", allow_none=True)
-    last_id = _text("Id of the last one.", allow_none=True)
+    first_id = text("Id of the first one.", allow_none=True)
+    last_id = text("Id of the last one.", allow_none=True)
     has_more = fields.Boolean(metadata={"description": "Whether there is a next page."})
 
 
 class VideoDeletedSchema(Schema):
     """A video that is gone."""
 
-    id = _text("Its id.")
-    object = _text("Always `video.deleted`.")
+    id = text("Its id.")
+    object = text("Always `video.deleted`.")
     deleted = fields.Boolean(metadata={"description": "Always true."})

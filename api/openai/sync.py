@@ -1,7 +1,6 @@
-"""A request that one call submits and waits for to its end: the road of the synchronous calls.
+"""A request that one call submits and waits for to its end, as the synchronous calls do.
 
-A client that closes its connection meanwhile cancels its request. Does not know how the end is
-shown.
+A client that closes its connection meanwhile cancels its request.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class AwaitedRequest:
 
         Raises:
             ClientGone: Its client has closed the connection.
-            Unavailable: This door is closing.
+            Unavailable: This process is shutting down.
             redis.RedisError: Redis has not answered for half a minute.
         """
         try:
@@ -99,7 +98,7 @@ class AwaitedRequest:
         if self.client.gone:
             raise ClientGone("The client has closed its connection.")
         if self.service.held_calls.closed:
-            raise Unavailable("This door is closing; send the request again.", retry_after=_RETRY_S)
+            raise Unavailable("This API process is shutting down; retry.", retry_after=_RETRY_S)
         self.subscription.wait(pause_s)
         return False
 
@@ -159,14 +158,12 @@ def awaited(
         # The place to wait comes first: what is submitted must not be left alone.
         hold(request_id)
         client = stack.enter_context(service.clients.watching(_connection(), wake))
-        submitted = submit_body(service, body, key=key, schema=schema, request_id=request_id)
-        request = submitted.accepted.request
+        accepted, given = submit_body(service, body, key=key, schema=schema, request_id=request_id)
+        request = accepted.request
         if request.id != request_id:
             # An earlier call with the same key made it.
             hold(request.id)
-        waiting = AwaitedRequest(
-            service, request, submitted.given, subscriptions[-1], client, bool(key)
-        )
+        waiting = AwaitedRequest(service, request, given, subscriptions[-1], client, bool(key))
         stack.callback(waiting.leave)
         yield waiting
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Final
 
-from flask import Response
+from flask import Response, g
 from flask_smorest import Blueprint
 from marshmallow import Schema, ValidationError, fields, validate
 
 from api.http.body import body_content
-from api.http.fields import ImagesField, described
-from api.http.headers import idempotency_key
+from api.http.call import idempotency_key
+from api.http.fields import ImagesField, described, page_size
 from api.models.catalog import ServedModel
 from api.openai.fields import OpenAISchema, read_openai_body
-from api.openai.images import KEY_PARAMETER
+from api.openai.images import KEY_OF_HELD_CALL
 from api.openai.objects import Measurements, VideoDeletedSchema, VideoListSchema, VideoSchema
 from api.requests.files import FILE_ANSWERS, output_response
 from api.requests.submit import submit_body
-from api.service import Service, current_service
+from api.service import Service
 from configs.errors import FieldError, InvalidRequest, NotFound
 from configs.fields import OneOf
 from configs.parameters import MEDIA_TYPES, VIDEO_TASKS
@@ -100,12 +100,6 @@ def _error(request: Request) -> dict[str, str] | None:
     return None
 
 
-_MAX_PAGE: Final = 100
-
-
-_PAGE: Final = 20
-
-
 _MAX_SECONDS: Final = 86_400
 
 
@@ -129,13 +123,13 @@ class _ReferenceField(ImagesField):
     def _deserialize(self, value: Any, *rest: Any, **options: Any) -> tuple[bytes, ...]:
         if isinstance(value, dict):
             if set(value) != {"image_url"}:
-                raise ValidationError('is no object with just an "image_url"')
+                raise ValidationError('is not an object with just an "image_url"')
             value = value["image_url"]
         return super()._deserialize(value, *rest, **options)
 
 
 class VideosSchema(OpenAISchema):
-    """What `POST /v1/videos` takes, beside all fields of a native request."""
+    """The body of `POST /v1/videos`, beside all fields of a native request."""
 
     aliases: ClassVar[Mapping[str, str]] = {
         **OpenAISchema.aliases,
@@ -173,16 +167,14 @@ class VideosSchema(OpenAISchema):
         return super().adapt(given, model)
 
 
+_VIDEOS: Final = VideosSchema()
+
+
 class VideosQuerySchema(Schema):
     """The query of `GET /v1/videos`."""
 
     after = fields.String(metadata={"description": "Id of the last video of the page before."})
-    limit = fields.Integer(
-        load_default=_PAGE,
-        validate=validate.Range(0, _MAX_PAGE, error=f"is not from 0 to {_MAX_PAGE}"),
-        error_messages={"invalid": "is not a whole number"},
-        metadata={"description": "How many at most."},
-    )
+    limit = page_size(0)
     order = OneOf("asc", "desc", load_default="desc", metadata={"description": "By age."})
 
 
@@ -199,16 +191,15 @@ class ContentQuerySchema(Schema):
 
 
 @blueprint.route("/v1/videos", methods=["POST"])
-@blueprint.doc(requestBody=body_content(VideosSchema), parameters=[KEY_PARAMETER])
+@blueprint.doc(requestBody=body_content(VideosSchema), parameters=[KEY_OF_HELD_CALL])
 @blueprint.response(200, VideoSchema)
 def create() -> dict[str, Any]:
     """Submit a video; it goes on whether its client stays or not."""
-    service = current_service()
+    service: Service = g.service
     key = idempotency_key()
-    schema = VideosSchema()
-    body = read_openai_body(schema, service.catalog)
-    submitted = submit_body(service, body, key=key, schema=schema)
-    return _shown(service, submitted.accepted.request, schema.left_aside(submitted.given))
+    body = read_openai_body(_VIDEOS, service.catalog)
+    accepted, given = submit_body(service, body, key=key, schema=_VIDEOS)
+    return _shown(service, accepted.request, _VIDEOS.left_aside(given))
 
 
 @blueprint.route("/v1/videos", methods=["GET"])
@@ -216,7 +207,7 @@ def create() -> dict[str, Any]:
 @blueprint.response(200, VideoListSchema)
 def listed(query: dict[str, Any]) -> dict[str, Any]:
     """List videos, the newest first or the oldest."""
-    service = current_service()
+    service: Service = g.service
     limit = query["limit"]
     found = service.records.of_kind(
         "video",
@@ -239,7 +230,7 @@ def listed(query: dict[str, Any]) -> dict[str, Any]:
 @blueprint.response(200, VideoSchema)
 def retrieve(request_id: str) -> dict[str, Any]:
     """Return a video, made or in the making."""
-    service = current_service()
+    service: Service = g.service
     return _shown(service, _video(service, request_id))
 
 
@@ -251,7 +242,7 @@ def retrieve(request_id: str) -> dict[str, Any]:
 @blueprint.alt_response(416, description="The file has no such range.")
 def content(query: dict[str, Any], request_id: str) -> Response:
     """Return the file of a video."""
-    service = current_service()
+    service: Service = g.service
     request = _video(service, request_id)
     if request.is_terminal and request.status is not Status.SUCCEEDED:
         reason = request.error.message if request.error else f"it is {request.status}"
@@ -263,7 +254,7 @@ def content(query: dict[str, Any], request_id: str) -> Response:
 @blueprint.response(200, VideoDeletedSchema)
 def delete(request_id: str) -> dict[str, Any]:
     """Remove a video, and cancel it first if it is still in the making."""
-    service = current_service()
+    service: Service = g.service
     service.router.remove(_video(service, request_id).id)
     return {"id": request_id, "object": "video.deleted", "deleted": True}
 

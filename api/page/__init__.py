@@ -1,6 +1,6 @@
 """The playground: one page at `/` that talks to the calls as any other client does.
 
-Serves its files as they are. Does not know the calls, and the page needs nothing from elsewhere.
+The page needs no file from another host.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ export async function call(method, path, body, headers = {}) {
       return { ok: false, status: response.status, message: error.message, details: error.details ?? [] };
     } catch {
       if (triesLeft > 0) continue;
-      return { ok: false, status: 0, message: "The service does not answer. Trying again.", details: [] };
+      return { ok: false, status: 0, message: "The service does not answer; retrying.", details: [] };
     }
   }
 }

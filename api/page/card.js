@@ -1,4 +1,4 @@
-// One request as its card shows it. Calls nothing: what it shows is given to it.
+// One request as its card shows it.
 
 const SMALL = 256;
 const ENDED = new Set(["succeeded", "failed", "canceled", "expired"]);
@@ -79,19 +79,19 @@ function statusText(request) {
   const total = seconds(request.timings.total_s);
   switch (status) {
     case "queued":
-      if (place === null) return "Waiting";
-      return place === 1 ? `Waiting, next on ${replica}` : `Waiting, place ${place} on ${replica}`;
+      if (place === null) return "Queued";
+      return place === 1 ? `Queued, next on ${replica}` : `Queued, position ${place} on ${replica}`;
     case "running": {
       if (!progress.step) return `Running on ${replica}`;
       const left = progress.eta_s === null ? "" : `, about ${seconds(progress.eta_s)} left`;
       return `Step ${progress.step} of ${progress.steps} on ${replica}${left}`;
     }
     case "succeeded":
-      return `Done in ${total} by ${replica}`;
+      return `Finished in ${total} on ${replica}`;
     case "failed":
       return `Failed after ${total} on ${replica}`;
     case "expired":
-      return "Did not start in time";
+      return "Expired: it did not start in time";
     default:
       return "Canceled";
   }
@@ -100,7 +100,7 @@ function statusText(request) {
 function settingsText({ parameters, priority }) {
   const parts = [
     `${parameters.width} × ${parameters.height}`,
-    parameters.num_frames === null ? "" : `${parameters.num_frames} frames, ${parameters.fps} a second`,
+    parameters.num_frames === null ? "" : `${parameters.num_frames} frames, ${parameters.fps} per second`,
     `${parameters.num_inference_steps} steps`,
     parameters.strength === null ? "" : `strength ${parameters.strength}`,
     parameters.guidance_scale === null ? "" : `guidance scale ${parameters.guidance_scale}`,

@@ -4,7 +4,7 @@ const form = document.getElementById("form");
 const FILES = ["image", "mask_image"];
 const SIZES = ["width", "height"];
 
-// Calls onChange when an image was chosen or taken away.
+// Calls onChange when an image was chosen or removed.
 export function startInputs(onChange) {
   for (const name of FILES) {
     form.elements[name].addEventListener("change", () => {
@@ -20,11 +20,11 @@ export function hasImage() {
   return !field.closest("[hidden]") && field.files.length > 0;
 }
 
-// Fields that the model takes are shown; those about an image only when there is one.
-export function showFields(takes) {
-  for (const label of form.querySelectorAll("[data-takes]")) {
-    if (takes) label.dataset.taken = Boolean(takes[label.dataset.takes]);
-    label.hidden = label.dataset.taken !== "true";
+// Fields that the model supports are shown; those about an image only when there is one.
+export function showFields(supported) {
+  for (const label of form.querySelectorAll("[data-field]")) {
+    if (supported) label.dataset.supported = Boolean(supported[label.dataset.field]);
+    label.hidden = label.dataset.supported !== "true";
   }
   for (const label of form.querySelectorAll("[data-with-image]")) {
     label.hidden ||= !hasImage();
@@ -35,7 +35,7 @@ export function showFields(takes) {
 export function followImage(defaults) {
   for (const name of SIZES) {
     form.elements[name].value = hasImage() ? "" : defaults[name];
-    form.elements[name].placeholder = hasImage() ? "the image's" : "";
+    form.elements[name].placeholder = hasImage() ? "from the image" : "";
   }
 }
 

@@ -6,16 +6,23 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flask import Response
+from flask import Response, g
 from flask import request as call
 from flask_smorest import Blueprint
 
 from api.http.sse import EVENT_CONTENT, KEEP_ALIVE, KEEP_ALIVE_S, event_response, event_text
-from api.requests.objects import output_object, progress_object, request_object
-from api.service import Service, current_service
+from api.requests.answers import (
+    OUTPUT,
+    REQUEST,
+    Progress,
+    ShownRequest,
+    shown_outputs,
+    shown_progress,
+)
+from api.service import Service
 from configs.errors import MalformedRequest, NotFound
 from routing.changes import Change, Subscription, cursor_order
 from routing.request import TERMINAL, Request, Status
@@ -105,7 +112,7 @@ class RequestEvents:
             return
         yield Event("started", _claimed(request.replica, request.attempt), self._cursor)
         if request.steps:
-            yield Event("progress", progress_object(request), self._cursor)
+            yield Event("progress", asdict(shown_progress(request)), self._cursor)
 
     def _of_change(self, change: Change) -> Iterator[Event]:
         if not _is_later(change.cursor, self._cursor):
@@ -134,11 +141,9 @@ class RequestEvents:
             yield Event(change.event, self._object(request), change.cursor)
 
     def _end(self, request: Request, cursor: str) -> Iterator[Event]:
-        retention_s = self._service.settings.retention_s
-        for index, output in enumerate(request.outputs):
-            yield Event(
-                "output", {"index": index, **output_object(request, index, output, retention_s)}
-            )
+        shown = ShownRequest(request, self._service.settings.retention_s)
+        for index, output in enumerate(shown_outputs(shown)):
+            yield Event("output", {"index": index, **OUTPUT.dump(output)})
         yield Event(request.status.value, self._object(request), cursor)
 
     def _preview(self, change: Change) -> Iterator[Event]:
@@ -156,7 +161,8 @@ class RequestEvents:
 
     def _object(self, request: Request) -> dict[str, Any]:
         position = self._service.records.queue_position(request)
-        return request_object(request, position, self._service.settings.retention_s)
+        shown = ShownRequest(request, self._service.settings.retention_s, position)
+        return dict(REQUEST.dump(shown))
 
 
 def _claimed(replica: str, attempt: int) -> dict[str, Any]:
@@ -164,14 +170,8 @@ def _claimed(replica: str, attempt: int) -> dict[str, Any]:
 
 
 def _progress(change: Change) -> dict[str, Any]:
-    step, steps = int(change.data["step"]), int(change.data["steps"])
-    step_s = change.data.get("step_s")
-    return {
-        "step": step,
-        "steps": steps,
-        "fraction": round(step / steps, 4) if steps else 0.0,
-        "eta_s": round((steps - step) * float(step_s), 3) if step_s else None,
-    }
+    step_s = float(change.data.get("step_s") or 0) or None
+    return asdict(Progress.at(int(change.data["step"]), int(change.data["steps"]), step_s))
 
 
 def _is_later(cursor: str, other: str) -> bool:
@@ -210,7 +210,7 @@ blueprint = Blueprint("events", __name__, description="Follow a request without 
 @blueprint.alt_response(204, description="It has ended, and the last event was seen.", success=True)
 def follow(request_id: str) -> Response:
     """Follow a request by server-sent events."""
-    service = current_service()
+    service: Service = g.service
     last = _last_seen()
     with ExitStack() as stack:
         request = service.records.get(request_id)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 
-from flask import Response
+from flask import Response, g
 from flask import request as call
 from flask_smorest import Blueprint
 
 from api.requests.inputs import all_inputs
-from api.service import Service, current_service
+from api.service import Service
 from configs.errors import NotFound
 from configs.parameters import IMAGE_FORMATS, MEDIA_TYPES
 from routing.request import Output, Request
@@ -38,7 +38,7 @@ inputs_blueprint = Blueprint(
 @inputs_blueprint.alt_response(304, description="It is the one whose ETag was sent.", success=True)
 def fetch_input(request_id: str, index: int) -> Response:
     """Return input image `index`, counted from 0; the mask comes after the images."""
-    service = current_service()
+    service: Service = g.service
     request = service.records.get(request_id)
     names = all_inputs(request.parameters)
     if index >= len(names):
@@ -87,7 +87,7 @@ outputs_blueprint = Blueprint("outputs", __name__, description="The files that r
 @outputs_blueprint.alt_response(416, description="The file has no such range.")
 def fetch(request_id: str, index: int) -> Response:
     """Return the file of output `index`, counted from 0."""
-    service = current_service()
+    service: Service = g.service
     return output_response(service, service.records.get(request_id), index)
 
 

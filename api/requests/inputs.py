@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import io
 import re
@@ -16,13 +14,11 @@ from typing import Any, Final, Self
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from api.http.fields import WrongPicture
 from configs.errors import FieldError
 from configs.parameters import Parameters
 
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
-
-
-_DATA_URL: Final = re.compile(r"data:(?P<type>[^,;]*)(?:;[^,;]*)*;base64,", re.IGNORECASE)
 
 
 _FIX: Final = "send a PNG, JPEG or WebP"
@@ -41,10 +37,6 @@ _UNREADABLE: Final = (
     struct.error,
     zlib.error,
 )
-
-
-class WrongPicture(ValueError):
-    """Raised when bytes or a text are no picture that is taken; its text begins with a verb."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +76,7 @@ class InputImage:
                 if pixels > max_pixels:
                     raise WrongPicture(_too_many(picture.width, picture.height, max_pixels))
                 if getattr(picture, "is_animated", False):
-                    raise WrongPicture("moves; send one picture that stands still")
+                    raise WrongPicture("is animated; send a still image")
                 picture.load()
                 upright = ImageOps.exif_transpose(picture)
                 return cls(data, _FORMATS[str(picture.format)], upright.width, upright.height)
@@ -93,38 +85,17 @@ class InputImage:
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise WrongPicture(f"has more than the {max_pixels} pixels it may have") from None
         except UnidentifiedImageError:
-            raise WrongPicture(f"is no picture that is known here; {_FIX}") from None
+            raise WrongPicture(f"is not a picture of a known format; {_FIX}") from None
         except _UNREADABLE as error:
             reason = f"{type(error).__name__}: {error}"[:120]
             raise WrongPicture(f"cannot be decoded ({reason}); {_FIX}") from None
 
 
-def decode_data_url(text: str) -> bytes:
-    """Return the bytes that a data URL of a picture holds.
-
-    Raises:
-        WrongPicture: It is no data URL, not of a picture, or not in base64.
-    """
-    match = _DATA_URL.match(text)
-    if match is None or not match["type"].lower().startswith("image/"):
-        raise WrongPicture(
-            "is no data URL of a picture; write data:image/png;base64, and the file in base64. "
-            "Nothing is fetched from other addresses"
-        )
-    try:
-        return base64.b64decode(text[match.end() :], validate=True)
-    except (binascii.Error, ValueError):
-        raise WrongPicture("is a data URL whose base64 cannot be decoded") from None
-
-
 def _too_many(width: int, height: int, most: int) -> str:
-    return f"is {width} x {height}, {width * height} pixels; {most} is the most"
+    return f"is {width} x {height}, {width * height} pixels; use {most} at most"
 
 
 _SIZE: Final = re.compile(r"-([0-9]+)x([0-9]+)-[0-9a-f]+\.[a-z]+\Z")
-
-
-_RETRY_S: Final = 5.0
 
 
 def input_names(request_id: str, kind: str, images: Sequence[InputImage]) -> tuple[str, ...]:
@@ -189,6 +160,9 @@ class InputFiles:
             names["mask_image"] = mask_names[0]
             digests["mask_image"] = mask[0].sha256
         return cls(names, files, digests), details
+
+
+NO_INPUTS: Final = InputFiles({}, {}, {})
 
 
 def _decoded(

@@ -1,55 +1,90 @@
-"""The schemas of requests: bodies, edits, and what calls answer."""
+"""The schemas of the bodies and queries of requests, made of the table of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
 
-from marshmallow import (
-    EXCLUDE,
-    Schema,
-    ValidationError,
-    fields,
-    pre_load,
-    validate,
-    validates_schema,
-)
+from marshmallow import EXCLUDE, Schema, ValidationError, fields, validate, validates_schema
 
 from api.http.fields import (
+    LORA_FORMS,
     MAX_NAME,
     MAX_PAIRS,
     MAX_VALUE,
-    FlagField,
     ImageField,
     ImagesField,
-    ListSchema,
     LoraField,
     MetadataField,
-    NumberField,
     ShortTextField,
     SizeField,
-    TextField,
-    WholeField,
     described,
-    number,
-    one_of,
+    page_size,
     text,
-    whole,
 )
 from api.models.catalog import ServedModel
 from configs.errors import FieldError
-from configs.fields import UNKNOWN_KEY, OneOf, nearest
-from configs.parameters import OUTPUT_FORMATS
+from configs.fields import UNKNOWN_KEY, Flag, Number, OneOf, Text, Whole, nearest
+from configs.parameters import PARAMETERS, Editable, Parameter
 from routing.request import WEBHOOK_EVENTS, Priority, Status
 
-_DATA_URL: Final = {"type": "string"}
+_MAX_SECONDS: Final = 31_536_000
+_MOST_SHOWN: Final = 2**53  # larger numbers are not exact in JavaScript
+_TEXT: Final = {"type": "string"}
+IMAGE_FORMS: Final = [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]
+# The parameters whose value in a body is more than a number, a word or a text.
+_FORMS: Final[Mapping[str, tuple[type[fields.Field[Any]], dict[str, Any]]]] = {
+    "lora": (LoraField, {"anyOf": LORA_FORMS}),
+    "image": (ImagesField, {"anyOf": IMAGE_FORMS}),
+    "mask_image": (ImageField, _TEXT),
+}
+_TYPES: Final[Mapping[type, type[fields.Field[Any]]]] = {
+    int: Whole,
+    float: Number,
+    str: Text,
+    bool: Flag,
+}
+
+
+def _body_field(parameter: Parameter) -> fields.Field[Any]:
+    kind, shape = _FORMS.get(parameter.name) or (_TYPES[parameter.type], {})
+    metadata = described(parameter.about, editable=parameter.editable, **shape)
+    high = parameter.high
+    known = {
+        "minimum": parameter.low,
+        "maximum": high if high is not None and high < _MOST_SHOWN else None,
+        "example": parameter.example or None,
+    }
+    metadata |= {name: value for name, value in known.items() if value is not None}
+    if parameter.words:
+        return OneOf(*parameter.words, metadata=metadata)
+    return kind(required=parameter.name == "prompt", metadata=metadata)
+
+
+class _WaitField(Number):
+    """Seconds of a body: above 0, and a year at most."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> float:
+        seconds = float(super()._deserialize(value, *rest, **options))
+        if not 0 < seconds <= _MAX_SECONDS:
+            raise ValidationError(f"is not above 0 and at most {_MAX_SECONDS} seconds")
+        return seconds
+
+
+def unknown_fields(names: Any, schema: Schema) -> Iterator[tuple[str, str]]:
+    """Yield each name that the schema does not have, with what is wrong and what was meant."""
+    for name in names:
+        if name not in schema.fields:
+            near = nearest(name, schema.fields)
+            yield name, f"{UNKNOWN_KEY}; " + (f"did you mean {near}?" if near else "leave it out")
 
 
 class WebhookSchema(Schema):
     """Where a client wants to be told of what."""
 
-    url = TextField(
-        "Where to POST; https, or http.", required=True, example="https://me.example/hook"
+    url = Text(
+        required=True,
+        metadata=described("Where to POST; https, or http.", example="https://me.example/hook"),
     )
     events = fields.List(
         OneOf(*WEBHOOK_EVENTS),
@@ -59,87 +94,58 @@ class WebhookSchema(Schema):
 
     @validates_schema(pass_original=True, skip_on_field_errors=False)
     def _refuse_unknown(self, _: Any, original: Any, **__: Any) -> None:
-        unknown = sorted(set(original) - set(self.fields))
+        unknown = {name: [reason] for name, reason in unknown_fields(original, self)}
         if unknown:
-            raise ValidationError({name: [_unknown(name, list(self.fields))] for name in unknown})
+            raise ValidationError(unknown)
 
 
-class RequestBodySchema(Schema):
-    """What `POST /v1/requests` takes. null counts as not given; a field unknown here is refused."""
+class _GenerationSchema(Schema):
+    class Meta:
+        include: ClassVar[dict[str, fields.Field[Any]]] = {
+            name: _body_field(parameter) for name, parameter in PARAMETERS.items()
+        }
+
+
+class RequestBodySchema(_GenerationSchema):
+    """The body of `POST /v1/requests`. null counts as not given; an unknown field is refused."""
 
     class Meta:
-        """Unknown fields are refused by hand, with the nearest known one."""
+        unknown: ClassVar[str] = EXCLUDE  # refused by hand, with the nearest known one
 
-        unknown: ClassVar[str] = EXCLUDE
-
-    model = TextField("Which model; may be left out where there is only one.", example="tiny")
-    task = TextField(
-        "What the pipeline is to do; picked from the inputs where it is left out: `inpaint` with a "
-        "mask, a task with image input where there is an image, else one from text alone."
+    model = Text(
+        metadata=described(
+            "Which model; may be left out where there is only one.",
+            editable=Editable.NEVER,
+            example="tiny",
+        )
     )
-    prompt = TextField("What the output should show.", required=True, example="a red circle")
-    negative_prompt = TextField("What it should not show.")
-    width = WholeField("Pixels; a multiple of the model's size multiple.", minimum=1)
-    height = WholeField("Pixels; a multiple of the model's size multiple.", minimum=1)
     size = SizeField(
         metadata=described("Width and height in one, instead of the two.", example="64x64")
     )
-    num_inference_steps = WholeField("Denoising steps.", minimum=1)
-    guidance_scale = NumberField("Weight of the prompt (classifier-free guidance).", minimum=0)
-    true_cfg_scale = NumberField("The same, for guidance-distilled families.", minimum=0)
-    num_outputs_per_prompt = WholeField("How many outputs; output k has seed + k.", minimum=1)
-    seed = WholeField(
-        "Seed of output 0; the last output's may be 2^63 - 1 at most. Drawn, and shown in the "
-        "answer, where none is given.",
-        minimum=0,
-    )
-    scheduler = TextField("Noise scheduler by class name; the model's own where none is given.")
-    lora = LoraField()
-    image = ImagesField(
-        metadata=described(
-            "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a "
-            "form. Width and height follow the first one where neither is given.",
-            anyOf=[_DATA_URL, {"type": "array", "items": _DATA_URL, "minItems": 1}],
-        )
-    )
-    mask_image = ImageField(
-        metadata=described(
-            "What to paint anew is white or transparent in it; as large as `image`.", **_DATA_URL
-        )
-    )
-    strength = NumberField(
-        "How much of the first image is made anew: 1 all of it, with all steps.",
-        minimum=0,
-        maximum=1,
-    )
-    num_frames = WholeField(
-        "Frames of a video: 1 and a multiple of the model's `frames_step` more.", minimum=1
-    )
-    fps = NumberField("Frames in a second of a video.", minimum=1, maximum=120)
-    output_format = OneOf(
-        *OUTPUT_FORMATS,
-        metadata=described("File format of the outputs; png, or mp4 for videos, by default."),
-    )
-    output_compression = WholeField("Quality of jpeg and webp.", minimum=0, maximum=100)
-    deterministic = FlagField("Run alone, so that the bytes are equal on any replica.")
-    preview = FlagField("Show small pictures of it in its events while it runs.")
-    priority = OneOf(*Priority, metadata=described("Place in the line.", default="normal"))
+    priority = OneOf(*Priority, metadata=described("Place in the queue.", default="normal"))
     affinity_key = ShortTextField(
-        "Requests of one key go to one replica while it is ready and its line is not full.",
+        "Requests of one key go to one replica while it is ready and its queue is not full.",
+        editable=Editable.NEVER,
         example="user-42",
     )
-    expires_in = NumberField("Seconds within which it must start.", minimum=0)
-    timeout = NumberField("Seconds it may run.", minimum=0)
+    expires_in = _WaitField(metadata=described("Seconds within which it must start.", minimum=0))
+    timeout = _WaitField(
+        metadata=described("Seconds it may run.", editable=Editable.RUNNING, minimum=0)
+    )
     webhook = fields.Nested(
         WebhookSchema(unknown=EXCLUDE),
-        metadata=described("Tell an address of yours what becomes of it (Standard Webhooks)."),
+        metadata=described(
+            "Tell an address of yours what becomes of it (Standard Webhooks).",
+            editable=Editable.NEVER,
+        ),
     )
     metadata = MetadataField(
         keys=fields.String(),
         values=fields.String(),
         metadata=described(
             f"Up to {MAX_PAIRS} short texts of your own (names up to {MAX_NAME}, texts up to "
-            f"{MAX_VALUE} characters), handed back as they are."
+            f"{MAX_VALUE} characters), handed back as they are.",
+            editable=Editable.NEVER,
         ),
     )
 
@@ -151,175 +157,31 @@ class RequestBodySchema(Schema):
         """Make the fields of a dialect into those of a request; return what is wrong with them."""
         return []
 
-    @pre_load
-    def _drop_nulls(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-        return {name: value for name, value in data.items() if value is not None}
-
-    @validates_schema(pass_original=True, skip_on_field_errors=False)
-    def _refuse_unknown(self, _: Any, original: Mapping[str, Any], **__: Any) -> None:
-        unknown = [name for name in original if name not in self.fields]
-        if unknown:
-            raise ValidationError({name: [_unknown(name, list(self.fields))] for name in unknown})
-
 
 class RequestEditSchema(RequestBodySchema):
-    """What `PATCH /v1/requests/{id}` takes; null puts the default back (not for `expires_in`)."""
+    """The body of `PATCH /v1/requests/{id}`; null restores the default (not for `expires_in`)."""
 
-    prompt = TextField("What the output should show.")
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    near = nearest(name, known)
-    return f"{UNKNOWN_KEY}; " + (f"did you mean {near}?" if near else "remove it")
+    prompt = Text(metadata=described(PARAMETERS["prompt"].about))
 
 
-_MAX_PAGE = 100
-
-
-_PAGE = 20
+def editable_in(editable: Editable) -> frozenset[str]:
+    """Return the fields that may be edited until then, and no longer."""
+    return frozenset(
+        name
+        for name, field in EDIT.fields.items()
+        if field.metadata.get("editable", Editable.QUEUED) == editable
+    )
 
 
 class ListQuerySchema(Schema):
     """The query of `GET /v1/requests`."""
 
-    status = OneOf(*Status, metadata={"description": "Only those in this state."})
+    status = OneOf(*Status, metadata=described("Only those in this state."))
     model = text("Only those of this model.")
-    limit = fields.Integer(
-        load_default=_PAGE,
-        validate=validate.Range(1, _MAX_PAGE, error=f"is not from 1 to {_MAX_PAGE}"),
-        error_messages={"invalid": "is not a whole number"},
-        metadata={"description": "How many at most."},
-    )
+    limit = page_size(1)
     after = text("Id of the last request of the page before.")
 
 
-class ProgressSchema(Schema):
-    """How far a request is."""
-
-    step = whole("Denoising steps done.")
-    steps = whole("Denoising steps in all.")
-    fraction = number("From 0 to 1.")
-    eta_s = number("Seconds that the remaining steps will take.", allow_none=True)
-
-
-class TimingsSchema(Schema):
-    """Seconds spent in each part; null where it was not reached."""
-
-    queued_s = number("From submit to start.", allow_none=True)
-    encode_s = number("Prompt to embeddings.", allow_none=True)
-    denoise_s = number("All denoising steps.", allow_none=True)
-    decode_s = number("Latents to pictures.", allow_none=True)
-    total_s = number("From submit to end.", allow_none=True)
-    batch_mean = number(
-        "Mean number of requests that shared a denoiser call with this one.", allow_none=True
-    )
-
-
-class LoraSchema(Schema):
-    """One adapter of a request."""
-
-    name = text("As the model lists it.")
-    scale = number("Its weight; 1 is as it was trained.")
-
-
-class ParametersSchema(Schema):
-    """All generation parameters, the drawn seed and the defaults too."""
-
-    prompt = text("What the output shows.")
-    seed = whole("Seed of output 0; output k has seed + k.")
-    width = whole("Pixels.")
-    height = whole("Pixels.")
-    num_inference_steps = whole("Denoising steps.")
-    task = text("What the pipeline does.")
-    negative_prompt = text("What the output does not show.", allow_none=True)
-    guidance_scale = number("Weight of the prompt.", allow_none=True)
-    true_cfg_scale = number("The same, for guidance-distilled families.", allow_none=True)
-    num_outputs_per_prompt = whole("How many outputs.")
-    scheduler = text("Noise scheduler; null for the model's own.", allow_none=True)
-    lora = fields.List(fields.Nested(LoraSchema), metadata={"description": "Adapters."})
-    image = fields.List(fields.String(), metadata={"description": "Paths of the input images."})
-    mask_image = text("Path of the mask.", allow_none=True)
-    strength = number("How much of the image is made anew.", allow_none=True)
-    num_frames = whole("Frames of a video.", allow_none=True)
-    fps = number("Frames in a second of a video.", allow_none=True)
-    output_format = one_of(OUTPUT_FORMATS, "File format of the outputs.")
-    output_compression = whole("Quality of jpeg and webp.", allow_none=True)
-    deterministic = fields.Boolean(metadata={"description": "Whether it runs alone."})
-    preview = fields.Boolean(metadata={"description": "Whether its events show small pictures."})
-
-
-class OutputObjectSchema(Schema):
-    """One file of a request."""
-
-    url = text("Path of the file.")
-    media_type = text("Its media type.")
-    width = whole("Pixels.")
-    height = whole("Pixels.")
-    seed = whole("Makes this output again, alone.")
-    bytes = whole("Size of the file.")
-    num_frames = whole("Frames of a video.", allow_none=True)
-    fps = number("Frames in a second of a video.", allow_none=True)
-    expires_at = number("When it is removed.", allow_none=True)
-
-
-class FailureSchema(Schema):
-    """Why a request ended without outputs."""
-
-    code = text("Stable word for programs.")
-    message = text("For people.")
-    retryable = fields.Boolean(metadata={"description": "Whether the same request may succeed."})
-
-
-class LinksSchema(Schema):
-    """Paths of the calls about a request."""
-
-    get = text("The request.")
-    cancel = text("Where to POST to cancel it.")
-    events = text("Its events, as a stream.")
-
-
-class WebhookObjectSchema(Schema):
-    """Where a client is told of what, and whether it was told of the end."""
-
-    url = text("Address.")
-    events = fields.List(fields.String(), metadata={"description": "Of what it is told."})
-    tries = whole("How often the end was tried to be told.")
-    delivered_at = number("When it was.", allow_none=True)
-    error = text("Why the last try failed.", allow_none=True)
-
-
-class RequestObjectSchema(Schema):
-    """A request. Times are seconds since the epoch."""
-
-    id = text("Its id.")
-    object = text("Always `request`.")
-    status = one_of(Status, "Where it stands; `running` only once a replica has claimed it.")
-    model = text("Which model.")
-    task = text("What the pipeline does.")
-    replica = text("The replica that has it.")
-    attempt = whole("1, and one more after each move to another replica.")
-    priority = one_of(Priority, "Its class in the line.")
-    affinity_key = text(
-        "Requests of one key go to one replica, as far as they can.", allow_none=True
-    )
-    queue_position = whole("1 for the next; null unless queued.", allow_none=True)
-    progress = fields.Nested(ProgressSchema)
-    created_at = number("When it was accepted.")
-    started_at = number("When a replica claimed it.", allow_none=True)
-    finished_at = number("When it ended.", allow_none=True)
-    start_by = number("When it expires unless it has started.", allow_none=True)
-    timeout = number("Seconds it may run.", allow_none=True)
-    timings = fields.Nested(TimingsSchema)
-    parameters = fields.Nested(ParametersSchema)
-    outputs = fields.List(fields.Nested(OutputObjectSchema))
-    warnings = fields.List(fields.String())
-    error = fields.Nested(FailureSchema, allow_none=True)
-    metadata = fields.Dict(keys=fields.String(), values=fields.String())
-    webhook = fields.Nested(WebhookObjectSchema, allow_none=True)
-    urls = fields.Nested(LinksSchema)
-
-
-class RequestListSchema(ListSchema):
-    """Requests, the newest first."""
-
-    data = fields.List(fields.Nested(RequestObjectSchema))
+# Schemas cost more to make than to use.
+BODY: Final = RequestBodySchema()
+EDIT: Final = RequestEditSchema()

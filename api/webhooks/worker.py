@@ -18,7 +18,7 @@ from typing import Any, Final
 from celery import Celery
 from standardwebhooks import Webhook as Signer
 
-from api.requests.objects import request_object
+from api.requests.answers import REQUEST, ShownRequest
 from api.webhooks.post import DeliveryRefused, post
 from configs.errors import ConfigurationError, NotFound
 from configs.settings import Settings, load_settings
@@ -108,7 +108,7 @@ class WebhookSender:
         return {
             "type": f"request.{name}",
             "timestamp": datetime.fromtimestamp(moment, UTC).isoformat(),
-            "data": request_object(request, None, self.settings.retention_s),
+            "data": REQUEST.dump(ShownRequest(request, self.settings.retention_s)),
         }
 
     def _headers(self, request: Request, delivery: Delivery, body: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from configs.stage_config import EngineArgs, ParallelConfig
 from scripts.lab.bench_denoisers import DENOISERS
 from workers.devices.copies import open_device_threads, spread_rows
 from workers.devices.ranks import Ranks
-from workers.devices.weight_dtype import weight_dtype
+from workers.devices.weights import weight_dtype
 
 _READY = "ready"
 _END_S = 30.0

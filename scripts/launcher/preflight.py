@@ -7,7 +7,6 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from configs.devices import check_machine, detect_machine
 from configs.settings import Settings
@@ -18,44 +17,6 @@ from routing.replica import Heartbeat, Registry, ReplicaState
 
 class StartRefused(Exception):
     """Raised when this machine or the network lacks something; exit code 1."""
-
-
-def addresses(
-    api: str,
-    flower: str,
-    logs: Path,
-    plans: Sequence[ReplicaPlan],
-    failed: Sequence[str],
-    *,
-    asks_for_key: bool,
-) -> str:
-    """Return the block that ends the start: what is served and where, and a call to try.
-
-    Args:
-        api: URL of the API.
-        flower: URL of Flower.
-        logs: Folder of the parts' logs.
-        plans: The replicas.
-        failed: Names of the parts that are not ready.
-        asks_for_key: Whether calls must bring the key.
-    """
-    models = ", ".join(dict.fromkeys(plan.stage.model_name for plan in plans))
-    count = f"{len(plans)} replica{'' if len(plans) == 1 else 's'}"
-    state = f", not ready: {', '.join(failed)}" if failed else ""
-    key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key else ""
-    return f"""
-Diffusion Replicas: {models} on {count}{state}
-  page    {api}/
-  API     {api}/v1/requests
-  docs    {api}/docs
-  Flower  {flower}/
-  logs    {logs}
-
-Try it:
-  curl -s {api}/v1/requests{key} -H 'Content-Type: application/json' -H 'Prefer: wait=60' \\
-    -d '{{"prompt": "a large red circle on a blue background"}}'
-
-Ctrl-C stops everything."""
 
 
 _ALIVE = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})

@@ -14,7 +14,7 @@ from routing.connection import connect
 from routing.replica import Registry
 from scripts.api_client import say
 from scripts.launcher import parts
-from scripts.launcher.preflight import StartRefused, addresses, check_names
+from scripts.launcher.preflight import StartRefused, check_names
 from scripts.launcher.redis_server import RedisServer, check_redis
 from scripts.launcher.run_folder import RunFolder
 from scripts.launcher.supervisor import Shutdown, StopSignals, Supervisor, last_line
@@ -98,13 +98,30 @@ def _watch(
         supervisor.look()
         if not announced and all(member.tried for member in supervisor.members):
             announced = True
-            say(
-                addresses(
-                    parts.base_url(parts.reachable(settings.api_host), settings.api_port),
-                    parts.base_url("127.0.0.1", settings.flower_port),
-                    folder.logs,
-                    plans,
-                    [member.part.name for member in supervisor.members if not member.ready],
-                    asks_for_key=bool(settings.api_key),
-                )
-            )
+            failed = [member.part.name for member in supervisor.members if not member.ready]
+            say(_addresses(settings, plans, folder, failed))
+
+
+def _addresses(
+    settings: Settings, plans: Sequence[ReplicaPlan], folder: RunFolder, failed: Sequence[str]
+) -> str:
+    """Return the block that ends the start: what is served and where, and a call to try."""
+    api = parts.base_url(parts.reachable(settings.api_host), settings.api_port)
+    flower = parts.base_url("127.0.0.1", settings.flower_port)
+    models = ", ".join(dict.fromkeys(plan.stage.model_name for plan in plans))
+    count = f"{len(plans)} replica{'' if len(plans) == 1 else 's'}"
+    state = f", not ready: {', '.join(failed)}" if failed else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_key else ""
+    return f"""
+Diffusion Replicas: {models} on {count}{state}
+  page    {api}/
+  API     {api}/v1/requests
+  docs    {api}/docs
+  Flower  {flower}/
+  logs    {folder.logs}
+
+Try it:
+  curl -s {api}/v1/requests{key} -H 'Content-Type: application/json' -H 'Prefer: wait=60' \\
+    -d '{{"prompt": "a large red circle on a blue background"}}'
+
+Ctrl-C stops everything."""

@@ -29,7 +29,6 @@ class StopSignals:
         return self._event.wait(seconds)
 
     def has_come(self) -> bool:
-        """Whether there was a signal."""
         return self._event.is_set()
 
     def hurry(self) -> bool:

@@ -16,6 +16,8 @@ TASKS: Final = ("t2i", "i2i", "ti2i", "t2v", "i2v", "ti2v")
 IMAGE_TASKS: Final = frozenset({"i2i", "ti2i", "i2v", "ti2v"})
 VIDEO_TASKS: Final = frozenset({"t2v", "i2v", "ti2v"})
 _PROMPTS: Final = 10
+_HOST: Final = "localhost"
+_PORT: Final = 8099
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Options:
         warmup_requests: Requests that each ready replica serves before the clock starts.
     """
 
-    base_url: str = "http://localhost:8099"
+    base_url: str = f"http://{_HOST}:{_PORT}"
     model: str | None = None
     backend: str = "native"
     dataset: str = "random"
@@ -81,27 +83,19 @@ def read_options(arguments: Sequence[str] | None, api_key: str) -> Options:
         api_key: The key to send where the command line gives none.
     """
     parser = _parser()
-    given = parser.parse_args(arguments)
-    parameters = {name: getattr(given, name) for name in _PARAMETERS}
-    if given.report is not None and given.report.suffix not in {".html", ".png"}:
-        parser.error(f"--report {given.report}: use a name that ends in .html or .png")
-    if given.backend == "v1/videos" and given.task not in VIDEO_TASKS:
-        parser.error(f"--backend v1/videos makes videos; use --task t2v instead of {given.task}")
-    values = {name: value for name, value in vars(given).items() if name not in parameters}
-    base_url, host, port = (values.pop(name) for name in ("base_url", "host", "port"))
-    extra = values.pop("extra_body")
-    return Options(
-        **{
-            **values,
-            "base_url": (base_url or f"http://{host}:{port}").rstrip("/"),
-            "model": None if given.model in {None, "default"} else given.model,
-            "api_key": given.api_key or api_key,
-            "parameters": {
-                **{name: value for name, value in parameters.items() if value is not None},
-                **extra,
-            },
-        }
-    )
+    given = vars(parser.parse_args(arguments))  # what is not on the command line is not in it
+    host, port = given.pop("host", _HOST), given.pop("port", _PORT)
+    given["base_url"] = given.get("base_url", f"http://{host}:{port}").rstrip("/")
+    named = {name: given.pop(name) for name in _PARAMETERS if name in given}
+    given["parameters"] = {**named, **given.pop("extra_body", {})}
+    if given.get("model") == "default":
+        del given["model"]
+    options = Options(**{"api_key": api_key, **given})
+    if options.report is not None and options.report.suffix not in {".html", ".png"}:
+        parser.error(f"--report {options.report}: use a name that ends in .html or .png")
+    if options.backend == "v1/videos" and options.task not in VIDEO_TASKS:
+        parser.error(f"--backend v1/videos makes videos; use --task t2v instead of {options.task}")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m scripts.diffusion_benchmark_serving",
         description="Measure throughput and latency of a running service.",
         epilog="docs/benchmarks.md explains the data sets, every figure and how each is measured.",
+        argument_default=argparse.SUPPRESS,  # the defaults are those of Options
     )
     _add_service(parser)
     _add_data(parser)
@@ -120,21 +115,21 @@ def _parser() -> argparse.ArgumentParser:
 def _add_service(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("service").add_argument
     add("--base-url", help="base URL of the service; overrides --host and --port")
-    add("--host", default="localhost")
-    add("--port", type=int, default=8099)
+    add("--host", help="default: localhost")
+    add("--port", type=int, help="default: 8099")
     add("--model", help="model name (default: the only one that is served)")
-    add("--backend", choices=BACKENDS, default="native", help="calls to use (default: native)")
+    add("--backend", choices=BACKENDS, help="calls to use (default: native)")
     add("--api-key", help="key to send (default: API_KEY of the environment)")
-    add("--timeout", type=_positive, default=3600.0, help="seconds one request may take")
-    add("--ready-timeout", type=_number, default=60.0, help="seconds to wait for readiness")
-    add("--poll-interval", type=_positive, default=0.5, help="seconds between looks at a video job")
+    add("--timeout", type=_positive, help="seconds one request may take")
+    add("--ready-timeout", type=_number, help="seconds to wait for readiness")
+    add("--poll-interval", type=_positive, help="seconds between looks at a video job")
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("requests").add_argument
-    add("--dataset", choices=DATA_SETS, default="random")
+    add("--dataset", choices=DATA_SETS)
     add("--dataset-path", type=Path, help="trace file, or for vbench a file with a prompt a line")
-    add("--task", choices=TASKS, default="t2i")
+    add("--task", choices=TASKS)
     add("--num-prompts", type=_count, help="default: 10, or all of a trace")
     add("--width", type=_count)
     add("--height", type=_count)
@@ -143,31 +138,31 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     add("--num-inference-steps", type=_count, help="default: the model's own")
     add("--seed", type=int, help="request k has this seed + k (default: drawn by the service)")
     add("--enable-negative-prompt", action="store_true")
-    add("--random-request-config", type=_profiles, default=(), metavar="JSON")
-    add("--num-input-images", type=_count, default=1, help="images for each request of i2i, i2v")
-    add("--extra-body", type=_object, default={}, metavar="JSON", help="fields for every request")
+    add("--random-request-config", type=_profiles, metavar="JSON")
+    add("--num-input-images", type=_count, help="images for each request of i2i, i2v")
+    add("--extra-body", type=_object, metavar="JSON", help="fields for every request")
 
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("pace").add_argument
     add("--request-rate", type=_positive, help="arrivals a second, Poisson; inf: all at once")
-    add("--arrival-seed", type=int, default=0, help="of the Poisson arrivals")
-    add("--trace-speed", type=_positive, default=1.0, help="2 replays a trace in half its time")
+    add("--arrival-seed", type=int, help="of the Poisson arrivals")
+    add("--trace-speed", type=_positive, help="2 replays a trace in half its time")
     add(
         "--max-concurrency",
         type=_count,
         help="requests in flight; default: all (vLLM-Omni's client has 1, at which no two "
         "replicas ever work at once)",
     )
-    add("--warmup-requests", type=int, default=1, help="for each replica and size; 0: none")
-    add("--warmup-num-inference-steps", type=_count, default=2)
+    add("--warmup-requests", type=int, help="for each replica and size; 0: none")
+    add("--warmup-num-inference-steps", type=_count)
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("results").add_argument
     add("--slo", action="store_true", help="report how many requests met their latency goal")
     add("--slo-ms", type=_positive, help="goal of requests whose row has none")
-    add("--slo-scale", type=_positive, default=3.0, help="goal = scale x latency of one alone")
+    add("--slo-scale", type=_positive, help="goal = scale x latency of one alone")
     add("--output-file", type=Path, help="write the figures there as JSON")
     add("--report", type=Path, help="write a page (.html) or a picture (.png) there")
     add("--save-dir", type=Path, help="keep the outputs in this folder")

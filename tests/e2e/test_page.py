@@ -82,7 +82,7 @@ def test_enter_makes_a_picture_that_is_shown(page: Page, service: Service) -> No
     text = page.cards()[0].text
     assert "a red circle on a blue background" in text
     assert "seed 7" in text
-    assert "by replica" in text
+    assert "on replica" in text
     image = page.cards()[0].find_element(By.CSS_SELECTOR, ".outputs img")
     assert image.get_attribute("alt") == "a red circle on a blue background"
     assert image.size == {"width": 256, "height": 256}

@@ -26,12 +26,20 @@ from scripts.lab.family_trial import Watcher, small_inputs, small_request
 from scripts.lab.video_families import wan_image_to_video
 from tests.engine.conftest import plan
 from workers.engine.abilities import inspect_abilities
-from workers.engine.arguments import call_arguments
+from workers.engine.arguments import arguments_of, call_arguments
 from workers.engine.engine import Engine
 from workers.engine.generation import frames_in, images_in
 from workers.engine.loader import apply_settings, load_pipeline
 from workers.engine.pipelines import own_tasks, task_classes
 from workers.engine.warm_up import WarmUpRequests
+from workers.families import (
+    DENOISER_MANNERS,
+    FAMILIES,
+    GIVEN_ARGUMENTS,
+    Family,
+    GivenArgument,
+    family_of,
+)
 
 
 def deepfloyd() -> Any:
@@ -160,8 +168,59 @@ def test_an_autoencoder_that_works_in_tiles_only_has_them():
         norm_num_groups=2,
         layers_per_block=1,
     )
-    apply_settings(SimpleNamespace(components={"vae": vae}), PipelineSettings())
+
+    class AllegroPipeline(SimpleNamespace):
+        pass
+
+    apply_settings(AllegroPipeline(components={"vae": vae}), PipelineSettings())
     assert vae.use_tiling
+
+
+def pipeline_names() -> list[str]:
+    # Not by `dir`, which leaves out what is imported when it is first asked for.
+    return [name for name in diffusers._import_structure["pipelines"] if name.endswith("Pipeline")]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.start)
+def test_each_family_of_the_table_is_one_of_diffusers(family: Family):
+    assert any(name.startswith(family.start) for name in pipeline_names())
+    if family.image_to_video is not None:
+        assert own_tasks(getattr(diffusers, family.image_to_video)) == (IMAGE_TO_VIDEO,)
+
+
+@pytest.mark.parametrize("name", DENOISER_MANNERS)
+def test_each_denoiser_of_the_table_is_one_of_diffusers(name: str):
+    assert issubclass(getattr(diffusers, name), torch.nn.Module)
+
+
+@pytest.mark.parametrize("given", GIVEN_ARGUMENTS, ids=lambda given: given.name)
+def test_each_argument_of_the_table_is_one_of_a_family_that_is_served(given: GivenArgument):
+    served = [
+        diffusers.FluxKontextPipeline,
+        diffusers.PixArtSigmaPipeline,
+        diffusers.SanaSprintPipeline,
+    ]
+    assert any(given.name in arguments_of(each) for each in served)
+
+
+def test_the_most_particular_entry_of_the_table_counts():
+    assert family_of(diffusers.HunyuanVideo15Pipeline).fps == 24.0
+    assert family_of(diffusers.HunyuanVideoPipeline).fps == 15.0
+    assert family_of(diffusers.Flux2KleinPipeline).max_images == 4
+    assert family_of(diffusers.Flux2KleinKVPipeline).max_images == 1
+    assert family_of(diffusers.StableDiffusionPipeline) == Family("")
+
+
+def test_weights_of_one_class_that_differ_are_told_by_their_configuration():
+    class WanPipeline(SimpleNamespace):
+        pass
+
+    both = family_of(WanPipeline(config={"expand_timesteps": True}))
+    usual = family_of(WanPipeline(config={"expand_timesteps": False}))
+    assert (both.fps, both.image_to_video) == (24.0, "WanImageToVideoPipeline")
+    assert (usual.fps, usual.image_to_video) == (16.0, None)
+    assert both.one_image_for_all
+    assert usual.one_image_for_all
 
 
 def test_the_warm_up_from_an_image_makes_all_its_steps(pipe: Any):

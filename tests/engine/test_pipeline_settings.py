@@ -249,7 +249,7 @@ def test_a_warm_up_size_that_the_model_cannot_make_is_refused(
 def test_a_package_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: None)
+    monkeypatch.setattr("workers.devices.weights.find_spec", lambda _: None)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert caught.value.message.startswith("engine_args.quantization: ")
@@ -273,7 +273,7 @@ def test_a_package_that_is_missing_is_named(
 def test_quantization_that_does_not_fit_is_refused(
     monkeypatch: pytest.MonkeyPatch, wanted: Quantization, says: str
 ):
-    monkeypatch.setattr("workers.devices.loader.find_spec", lambda _: True)
+    monkeypatch.setattr("workers.devices.weights.find_spec", lambda _: True)
     with pytest.raises(ModelLoadFailed) as caught:
         load(BUNDLED, quantization=wanted)
     assert says in caught.value.message

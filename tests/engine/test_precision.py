@@ -219,7 +219,7 @@ def test_weights_that_cannot_be_changed_are_left_as_they_are(parameters: MakePar
 class _Halves(DeviceChunk):
     """A chunk whose kernels take no float32."""
 
-    takes_float32 = False
+    supports_float32 = False
 
 
 def test_devices_whose_kernels_take_no_float32_are_not_asked_to(parameters: MakeParameters):

@@ -61,7 +61,7 @@ def test_a_rank_that_hangs_is_told_and_nothing_listens_beyond_this_host(
     try:
         assert listening() == {"127.0.0.1"}
         latents(pipe)
-        monkeypatch.setattr(rank_processes, "VERDICT_S", 1.0)
+        monkeypatch.setattr(rank_processes, "UNDO_S", 1.0)
         ranks()[0].suspend()
         expected = "rank 1 is still in a call that has failed: .*Timed out"
         with pytest.raises(DeviceLost, match=expected):

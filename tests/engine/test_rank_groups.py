@@ -191,7 +191,7 @@ def test_a_rank_of_the_second_group_that_fails_alone_ends_the_replica(
     told: list[str] = []
     of_four.watch_devices(told.append)
     poison(of_four, (3,), 1e5, ValueError("poisoned"))
-    monkeypatch.setattr(rank_processes, "VERDICT_S", 1.0)
+    monkeypatch.setattr(rank_processes, "UNDO_S", 1.0)
     expected = "rank 2 is still in a call that has failed: ValueError: poisoned"
     with pytest.raises(DeviceLost, match=expected):
         call_with(of_four._pipe, 1e5)
@@ -247,7 +247,7 @@ def test_a_rank_of_the_second_group_that_hangs_is_told_and_no_rank_is_left(
     told: list[str] = []
     in_half.watch_devices(told.append)
     max(ranks(), key=lambda each: (each.create_time(), each.pid)).suspend()
-    monkeypatch.setattr(rank_processes, "VERDICT_S", 1.0)
+    monkeypatch.setattr(rank_processes, "UNDO_S", 1.0)
     expected = "rank 3 is still in a call that has failed: RuntimeError: .*Timed out"
     with pytest.raises(DeviceLost, match=expected):
         latents(in_half._pipe, 2)

@@ -20,10 +20,11 @@ from tests.engine.gguf_files import quantized_file
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
-from workers.devices.chunk import CALLED_FOR_ONE_ROW, DeviceChunk, choose, denoisers
+from workers.devices.chunk import DeviceChunk, choose, denoisers
 from workers.devices.copies import open_device_threads
 from workers.devices.ranks import Ranks
 from workers.engine.loader import load_pipeline
+from workers.families import DENOISER_MANNERS
 
 TIMEOUT_S = 60
 
@@ -219,5 +220,7 @@ def test_quantized_weights_reach_the_ranks(flux_folder: Path, tmp_path: Path):
 
 
 def test_one_sample_models_are_those_whose_pipelines_do_not_batch_guidance():
-    for name in CALLED_FOR_ONE_ROW:
+    one_row = [name for name, manners in DENOISER_MANNERS.items() if manners.one_row_calls]
+    assert one_row
+    for name in one_row:
         assert getattr(diffusers, name)._cp_plan is not None

@@ -100,11 +100,11 @@ def test_counts_and_sizes_are_bounded(
 ) -> None:
     api = open_api(replace(api_settings, max_input_pixels=48 * 32))
     too_many = wrong_fields(api.submit(image=[data_url(RED)] * 3))
-    assert "3 pictures; 2 is the most" in too_many["image"]
+    assert "3 pictures; use 2 at most" in too_many["image"]
     larger = data_url(picture(49, 32))
     assert set(wrong_fields(api.submit(image=[data_url(RED), larger]))) == {"image[1]"}
     both = api.submit(image=[data_url(RED)] * 2, mask_image=data_url(MASK))
-    assert "1 is the most for inpaint" in wrong_fields(both)["image"]
+    assert "use 1 at most for inpaint" in wrong_fields(both)["image"]
     other = wrong_fields(api.submit(image=data_url(RED), mask_image=data_url(picture(32, 32))))
     assert other["mask_image"] == "is 32 x 32 and the image 48 x 32; make them equal"
 
@@ -112,7 +112,9 @@ def test_counts_and_sizes_are_bounded(
 def test_a_model_without_image_tasks_says_so(api: Api, replica: PlayedReplica) -> None:
     wrong = wrong_fields(api.submit(image=data_url(RED), mask_image=data_url(MASK)))
     assert set(wrong) == {"image", "mask_image"}
-    assert wrong["image"] == "text-to-image takes none; the tasks of 'tiny' are text-to-image"
+    assert (
+        wrong["image"] == "is not supported by text-to-image of 'tiny'; its tasks are text-to-image"
+    )
 
 
 @pytest.mark.parametrize(

@@ -77,18 +77,18 @@ def test_a_video_has_the_frames_and_the_rate_of_its_model(api: Api, film: Played
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_frames", 80, "80 is not 1 and a multiple of 4 more; give 77 or 81"),
+        ("num_frames", 80, "80 is not 1 and a multiple of 4 more; use 77 or 81"),
         ("num_frames", 0, "0 is not from 1 to 1000"),
         ("num_frames", 1001, "1001 is not from 1 to 1000"),
         ("num_frames", 10**40, "is not from 1 to 1000"),
         ("num_frames", 5.5, "is not a whole number"),
-        ("num_frames", 997, "are more than 134217728 pixels; ask for fewer or smaller ones"),
+        ("num_frames", 997, "are more than 134217728 pixels; use fewer or smaller ones"),
         ("fps", 0, "0 is not from 1 to 120"),
         ("fps", 121, "121 is not from 1 to 120"),
         ("fps", "16", "is not a number"),
-        ("output_format", "png", "png is none of text-to-video; known are mp4"),
-        ("output_compression", 50, "is for jpeg and webp"),
-        ("strength", 0.5, "text-to-video of 'tiny' takes none; leave it out"),
+        ("output_format", "png", "png is not available for text-to-video; use mp4"),
+        ("output_compression", 50, "is only for jpeg or webp"),
+        ("strength", 0.5, "is not supported by text-to-video of 'tiny'; leave it out"),
     ],
 )
 def test_what_a_video_cannot_have_is_refused(
@@ -102,7 +102,7 @@ def test_what_a_video_cannot_have_is_refused(
 def test_a_video_of_one_frame_is_made_from_words_alone(api: Api, film: PlayedReplica) -> None:
     assert api.submitted(num_frames=1)["parameters"]["num_frames"] == 1
     wrong = wrong_fields(api.submit(num_frames=1, image=RED))
-    assert wrong == {"num_frames": "1 frame would be the image that was given; give 5 or more"}
+    assert wrong == {"num_frames": "1 frame would be the image that was given; use 5 or more"}
 
 
 def test_strength_is_that_of_the_model_for_image_to_image(api: Api, editing: PlayedReplica) -> None:
@@ -133,7 +133,7 @@ def test_a_strength_that_makes_nothing_is_refused(
 
 def test_strength_without_an_image_is_refused(api: Api, editing: PlayedReplica) -> None:
     wrong = wrong_fields(api.submit(strength=0.5))
-    assert wrong == {"strength": "text-to-image of 'tiny' takes none; leave it out"}
+    assert wrong == {"strength": "is not supported by text-to-image of 'tiny'; leave it out"}
 
 
 def test_a_waiting_video_can_be_changed(api: Api, film: PlayedReplica) -> None:
@@ -204,7 +204,7 @@ def test_a_scheduler_that_begins_at_the_first_step_is_refused_where_a_strength_g
     for images in either:
         wrong = wrong_fields(api.submit(scheduler=HEUN, **images))
         assert set(wrong) == {"scheduler"}
-        assert "give one of FlowMatchEulerDiscreteScheduler, UniPC" in wrong["scheduler"]
+        assert "use FlowMatchEulerDiscreteScheduler or UniPC" in wrong["scheduler"]
         assert api.submitted(scheduler="UniPCMultistepScheduler", **images)
     model = body_of(api.get("/v1/models"))["data"][0]
     assert model["schedulers"] == list(FLOW.schedulers)

@@ -167,10 +167,10 @@ def test_all_wrong_fields_are_named_at_once(api: Api, replica: PlayedReplica) ->
         "negativ_prompt",
     }
     assert wrong["prompt"] == "is missing"
-    assert wrong["width"] == "63 is not a multiple of 8; give 56 or 64"
+    assert wrong["width"] == "63 is not a multiple of 8; use 56 or 64"
     assert wrong["num_inference_steps"] == "'many' is not a whole number"
-    assert wrong["fps"] == "text-to-image of 'tiny' takes none; leave it out"
-    assert "is no adapter; write" in wrong["lora"]
+    assert wrong["fps"] == "is not supported by text-to-image of 'tiny'; leave it out"
+    assert "is not an adapter; write" in wrong["lora"]
     assert "did you mean negative_prompt?" in wrong["negativ_prompt"]
     assert error_of(answer)["param"] is None
 
@@ -180,7 +180,7 @@ def test_a_wrong_model_is_named_with_the_known_ones_and_the_other_faults(
 ) -> None:
     wrong = wrong_fields(api.submit(model="huge", seed="x"))
     assert set(wrong) == {"model", "seed"}
-    assert "known are tiny" in wrong["model"]
+    assert "use tiny" in wrong["model"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -31,6 +32,18 @@ def test_every_planned_replica_has_a_service_on_its_own_queue(services: dict[str
         assert command[:4] == ["celery", "-A", "workers", "worker"]
         assert command[command.index("-Q") + 1] == name
         assert f'-d "{name}@' in services[name]["healthcheck"]["test"]
+
+
+def test_every_command_names_a_module_that_the_image_has(services: dict[str, Any]) -> None:
+    ignored = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").split()
+    assert "scripts/lab" in ignored
+    for service in services.values():
+        program, *arguments = service["command"]
+        if program in {"gunicorn", "celery"}:
+            option = "--config" if program == "gunicorn" else "-A"
+            module = arguments[arguments.index(option) + 1].removeprefix("python:")
+            assert find_spec(module) is not None, module
+            assert module.split(".", maxsplit=1)[0] not in ignored
 
 
 def test_every_variable_is_known_and_accepted(services: dict[str, Any]) -> None:

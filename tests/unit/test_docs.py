@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from marshmallow import validate
 
 from configs.fields import Number, Whole, readers
 from configs.settings import REPOSITORY, Settings
 from configs.stage_config import EngineArgs, ParallelConfig, PipelineSettings, RuntimeConfig
+from configs.stage_schema import SamplingParamsSchema
 
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 OTHERS = tuple(REPOSITORY / name for name in ("Makefile", "docker-compose.yml", "Dockerfile"))
@@ -151,3 +153,16 @@ def test_every_key_of_a_stage_is_documented_with_its_default() -> None:
                 continue  # sections of their own
             assert name in rows, name
             assert name not in given or same(rows[name], given[name]), name
+
+
+def test_every_default_of_a_stage_is_documented_with_its_range() -> None:
+    rows = {
+        name: cells[2]
+        for cells in table("| key of `default_sampling_params` | unit | range |")
+        for name in re.findall(r"`(\w+)`", cells[0])
+    }
+    for name, reader in SamplingParamsSchema().fields.items():
+        assert name in rows
+        for validator in reader.validators:
+            if isinstance(validator, validate.Range):
+                assert rows[name] == f"{validator.min} to {validator.max}", name

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from api.requests.inputs import InputImage, WrongPicture, decode_data_url
+from api.http.fields import WrongPicture, decode_data_url
+from api.requests.inputs import InputImage
 from tests.pictures import data_url, picture
 
 MOST = 100 * 100
@@ -42,10 +43,10 @@ def test_a_rotated_photograph_has_the_size_it_is_seen_in() -> None:
 
 def test_what_is_no_picture_is_refused() -> None:
     assert "empty" in refused(b"")
-    assert "no picture" in refused(b"GIF89a and no more")
+    assert "not a picture" in refused(b"GIF89a and no more")
     gif = io.BytesIO()
     Image.new("RGB", (4, 4)).save(gif, "gif")
-    assert "no picture that is known" in refused(gif.getvalue())
+    assert "not a picture of a known format" in refused(gif.getvalue())
     assert "cannot be decoded" in refused(PNG[: len(PNG) // 2])
 
 
@@ -53,7 +54,7 @@ def test_a_moving_picture_is_refused() -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     file = io.BytesIO()
     frames[0].save(file, "webp", save_all=True, append_images=frames[1:], lossless=True)
-    assert "moves" in refused(file.getvalue())
+    assert "is animated" in refused(file.getvalue())
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -7,13 +7,16 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from routing import connection
 from routing.broker import Sender
 from routing.connection import (
-    Address,
     NameLookup,
     Patience,
-    PatientSocket,
+    PatientRetry,
     begin_patience,
     end_patience,
     granted,
@@ -21,9 +24,6 @@ from routing.connection import (
 )
 
 END_S = 30.0
-LOOPBACK: list[Address] = [
-    (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 6379)),
-]
 
 
 class Clock:
@@ -49,7 +49,7 @@ def test_operations_that_each_time_out_wait_for_the_patience_in_all() -> None:
             clock.now += seconds
             waited.append(round(seconds, 6))
     assert waited == [0.6, 0.6, 0.3]
-    with pytest.raises(TimeoutError), patience.granted(0.6):
+    with pytest.raises(RedisTimeoutError), patience.granted(0.6):
         pass
 
 
@@ -97,67 +97,80 @@ def test_a_thread_has_its_own_and_without_one_the_timeouts_of_its_operations(
     thread.start()
     thread.join()
     assert seen == [2.5]
-    with granted(0) as seconds:  # a look at what is there already waits for nothing
-        assert seconds == 0
-    with pytest.raises(TimeoutError), granted(2.5):
+    with pytest.raises(RedisTimeoutError), granted(2.5):
         pass
     end_patience()
     with granted(2.5) as seconds:
         assert seconds == 2.5
 
 
-def test_a_socket_waits_no_longer_than_its_call(of_this_thread: None) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(60)
-        patient = PatientSocket(ours)
-        begin_patience(0.01)
-        theirs.sendall(b"an answer")
-        assert patient.recv(100) == b"an answer"
-        with pytest.raises(TimeoutError):
-            patient.recv(100)
-        theirs.sendall(b"too late")
-        with pytest.raises(TimeoutError):
-            patient.recv(100)
-        with pytest.raises(TimeoutError):
-            patient.sendall(b"and nothing more is asked")
-        patient.settimeout(0)
-        assert patient.recv(100) == b"too late"
-        end_patience()
-        patient.settimeout(60)
-        patient.sendall(b"another call")
-        assert theirs.recv(100) == b"another call"
-        assert (patient.gettimeout(), patient.fileno()) == (60, ours.fileno())
+def test_a_wait_within_a_wait_is_drawn_once() -> None:
+    clock = Clock()
+    patience = Patience(1.0, clock)
+    with patience.granted():
+        for _ in range(3):  # as a command that connects, and tries again
+            with patience.granted():
+                clock.now += 0.2
+    assert patience.left_s == pytest.approx(0.4)
+
+
+def test_the_client_library_begins_no_wait_once_the_patience_is_spent(of_this_thread: None) -> None:
+    retry, tries = PatientRetry(NoBackoff(), 1, (RedisConnectionError,)), list[int]()
+
+    def ask() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise RedisConnectionError
+        return "an answer"
+
+    begin_patience(60)
+    assert retry.call_with_retry(ask, lambda _: None) == "an answer"
+    begin_patience(0)
+    with pytest.raises(RedisTimeoutError):
+        retry.call_with_retry(ask, lambda _: None)
+    assert len(tries) == 2
+    end_patience()
+    assert retry.call_with_retry(ask, lambda _: None) == "an answer"
 
 
 def test_a_lookup_that_hangs_is_given_up_and_shared() -> None:
     answered, asked = threading.Event(), list[str]()
 
-    def ask(host: str, port: int, family: int) -> list[Address]:
+    def ask(host: str, _port: None) -> None:
         asked.append(host)
         assert answered.wait(END_S)
-        return LOOPBACK
 
     lookup = NameLookup(ask)
     for _ in range(3):
-        with pytest.raises(TimeoutError, match="redis"):
-            lookup.addresses("redis", 6379, 0, 0.01)
+        with pytest.raises(RedisTimeoutError, match="redis"):
+            lookup.wait_for("redis", 0.01)
     assert asked == ["redis"]
     threading.Timer(0.01, answered.set).start()
-    assert lookup.addresses("redis", 6379, 0, END_S) == LOOPBACK
+    lookup.wait_for("redis", END_S)
 
 
-def test_an_address_needs_no_lookup_and_an_unknown_name_is_an_error() -> None:
-    lookup = NameLookup()
-    ((family, _, _, _, address), *_) = lookup.addresses("127.0.0.1", 6379, 0, 0)
-    assert (family, address) == (socket.AF_INET, ("127.0.0.1", 6379))
-    assert lookup.addresses("localhost", 6379, 0, END_S)
+def test_an_address_needs_no_lookup_and_an_unknown_name_is_known_to_be_none() -> None:
+    asked = list[str]()
 
-    def unknown(host: str, port: int, family: int) -> list[Address]:
+    def unknown(host: str, _port: None) -> None:
+        asked.append(host)
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
-    with pytest.raises(socket.gaierror):
-        NameLookup(unknown).addresses("nowhere", 6379, 0, END_S)
+    lookup = NameLookup(unknown)
+    for address in ("127.0.0.1", "::1"):
+        lookup.wait_for(address, 0)
+    assert asked == []
+    lookup.wait_for("nowhere", END_S)
+    assert asked == ["nowhere"]
+
+
+def test_a_client_whose_name_is_not_found_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(connection, "names", NameLookup(lambda *_: never.wait(END_S)))
+    client = connection.connect("redis://redis:6379/0", timeout_s=0.01)
+    with pytest.raises(RedisTimeoutError, match="'redis' was not found in time"):
+        client.ping()
+    never.set()
 
 
 def test_what_is_handed_over_is_sent_in_order_and_refused_where_too_much_waits() -> None:

@@ -1,4 +1,5 @@
 """The devices of a replica: what of a model is on which, and how they share the denoiser's calls.
 
-Knows neither pipelines that run nor requests.
+Begin at ``chunk``. ``copies`` share the rows of a call; ``ranks``, which are processes, share its
+sequence.
 """

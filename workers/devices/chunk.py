@@ -3,7 +3,7 @@
 Several devices share the work in one of two ways: copies of the denoiser take rows of each call
 (``workers.devices.copies``), or ranks take parts of its sequence
 (``workers.devices.ranks``), several groups of them rows too. Which one is said by the stage, or
-follows from the model. Does not know requests.
+follows from the model.
 """
 
 import logging
@@ -19,22 +19,11 @@ from configs.stage_config import ParallelConfig, ReplicaPlan
 from workers.devices.copies import DeviceThread, open_device_threads, spread_rows
 from workers.devices.rank_group import refusal
 from workers.devices.ranks import Ranks
+from workers.devices.weights import DENOISERS
 from workers.failures import short_cause
+from workers.families import manners_of
 
 _logger = logging.getLogger(__name__)
-
-
-DENOISERS = ("unet", "transformer", "transformer_2")
-
-
-# Denoisers whose pipelines call them for one sample at a time: without guidance by a batch, or once
-# with the prompt and once without. Copies would have work for merged requests alone.
-CALLED_FOR_ONE_ROW = frozenset(
-    (
-        *("FluxTransformer2DModel", "Flux2Transformer2DModel", "QwenImageTransformer2DModel"),
-        *("WanTransformer3DModel", "ChronoEditTransformer3DModel", "HeliosTransformer3DModel"),
-    )
-)
 
 
 def denoisers(pipe: Any) -> dict[str, torch.nn.Module]:
@@ -90,9 +79,9 @@ class DeviceChunk:
         raise ModelLoadFailed(failed)
 
     @property
-    def takes_float32(self) -> bool:
+    def supports_float32(self) -> bool:
         """Whether denoiser calls in float32 can run on the devices."""
-        return self._ranks is None or self._ranks.take_float32
+        return self._ranks is None or self._ranks.supports_float32
 
     def in_float32(self) -> AbstractContextManager[None]:
         """Hold the weights of other processes in float32 meanwhile: :meth:`Ranks.in_float32`."""
@@ -124,7 +113,7 @@ def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig
         return parallel
     size = parallel.world_size
     shared = replace(parallel, ulysses_degree=size)
-    one_row = {type(module).__name__ for module in found.values()} <= CALLED_FOR_ONE_ROW
+    one_row = all(manners_of(module).one_row_calls for module in found.values())
     if one_row and not any(refusal(module, shared) for module in found.values()):
         return shared
     return replace(parallel, cfg_parallel_size=size)

@@ -186,7 +186,7 @@ def spread_rows(module: torch.nn.Module, device_threads: Sequence[DeviceThread])
     if hooked:
         raise ValueError(
             f"{type(module).__name__}.{hooked[0]}: its forward is replaced by a hook (offload,"
-            " layerwise casting, a cache), and copies on several devices do not go with that"
+            " layerwise casting, a cache), and several devices do not support it"
         )
     others = tuple(_copy_to(module, device_thread.device) for device_thread in device_threads[1:])
     _copies[module] = others

@@ -8,26 +8,22 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 import torch.distributed as dist
 
-from configs.stage_config import EngineArgs
-from workers.devices.loader import quantized_arguments
 from workers.devices.rank_group import meet, rank_groups
 from workers.devices.rank_messages import (
     END,
-    FALL,
     JOIN,
     LOADED,
     READY,
-    RISE,
-    TAKE,
+    SEND_OUTPUT,
+    TO_FLOAT32,
+    TO_USUAL_DTYPE,
+    UNDO_S,
     UNDONE,
-    VERDICT_S,
     Failed,
     Forward,
     ForwardDone,
@@ -39,45 +35,12 @@ from workers.devices.rank_messages import (
     send,
     unpack,
 )
-from workers.devices.weight_dtype import weight_dtype
+from workers.devices.weights import load_denoisers
 from workers.failures import is_out_of_memory, short_cause
 from workers.patches import in_float32
 from workers.sharing.call import choose_rows
 
 _logger = logging.getLogger(__name__)
-
-
-def load_denoisers(
-    args: EngineArgs, described: Mapping[str, tuple[str, torch.dtype]], device: str
-) -> dict[str, Any]:
-    """Return those parts of the pipeline, by their names, in evaluation mode.
-
-    `described` has the class of diffusers of each and its dtype; `device` is `cpu` or `cuda`.
-
-    Raises:
-        ModelLoadFailed: They cannot be quantized as the stage asks for; so do the errors of
-            diffusers for weights that cannot be read.
-    """
-    untyped: Any = diffusers
-    given = quantized_arguments(args, weight_dtype(args, device), device)
-    config = given.get("quantization_config")
-    configs = {} if config is None else config.quant_mapping
-    found: dict[str, Any] = {}
-    for name, (class_name, dtype) in described.items():
-        if name in given:  # read from a file of its own
-            found[name] = given[name].eval()
-            continue
-        found[name] = getattr(untyped, class_name).from_pretrained(
-            args.model,
-            subfolder=name,
-            dtype=dtype,
-            variant=args.variant,
-            revision=args.revision,
-            local_files_only=Path(args.model).is_dir(),
-            quantization_config=configs.get(name),
-        )
-        found[name].eval()
-    return found
 
 
 class RankCalls:
@@ -114,7 +77,7 @@ class RankCalls:
         if self._group > 0:
             send(self._pipe, said)
         elif isinstance(said, Failed):
-            self._await_verdict(said.cause)
+            self._await_undo(said.cause)
 
     def give_back(self) -> None:
         """Send the output to rank 0, which waits for it."""
@@ -144,12 +107,12 @@ class RankCalls:
         self._output = as_bytes(tensors)
         return ForwardDone(packed)
 
-    def _await_verdict(self, cause: str) -> None:
+    def _await_undo(self, cause: str) -> None:
         """After a call that failed here: end it as rank 0 does, or end this process.
 
         Were rank 0 to go on, it would wait in a collective that this rank has left.
         """
-        if not self._pipe.poll(VERDICT_S) or receive(self._pipe) != UNDONE:
+        if not self._pipe.poll(UNDO_S) or receive(self._pipe) != UNDONE:
             raise RuntimeError(f"failed in a call in which rank 0 did not: {cause}")
         self.settle()
 
@@ -173,7 +136,7 @@ class Rank:
         self._pipe = pipe
         self._device = torch.device(start.kind, start.rank) if start.kind == "cuda" else _CPU
         self._denoisers: dict[str, Any] = {}
-        self._raised = ExitStack()
+        self._float32 = ExitStack()
         self._calls = RankCalls(start, self._device, self._denoisers, pipe)
         if start.kind == "cuda":
             torch.cuda.set_device(self._device)
@@ -205,16 +168,16 @@ class Rank:
                 return
             if message == UNDONE:
                 self._calls.settle()
-            elif message == TAKE:
+            elif message == SEND_OUTPUT:
                 self._calls.give_back()
             elif isinstance(message, Forward):
                 self._calls.run(message)
             elif isinstance(message, MethodCall):
                 self._answer(self._change, message)
-            elif message == RISE:
-                self._answer(self._rise)
-            elif message == FALL:
-                self._answer(self._raised.close)
+            elif message == TO_FLOAT32:
+                self._answer(self._to_float32)
+            elif message == TO_USUAL_DTYPE:
+                self._answer(self._float32.close)
 
     def _answer(self, do: Callable[..., None], *args: Any) -> None:
         """Do it and say so, or why it could not be done."""
@@ -231,8 +194,8 @@ class Rank:
         getattr(denoiser, message.method)(*args, **kwargs)
         denoiser.eval()  # the layers of a new adapter are not
 
-    def _rise(self) -> None:
-        self._raised.enter_context(in_float32(self._denoisers.values()))
+    def _to_float32(self) -> None:
+        self._float32.enter_context(in_float32(self._denoisers.values()))
 
 
 def main() -> None:

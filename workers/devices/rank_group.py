@@ -15,6 +15,7 @@ from diffusers.models._modeling_parallel import ContextParallelOutput
 from torch.distributed.device_mesh import init_device_mesh
 
 from configs.stage_config import ParallelConfig
+from workers.families import manners_of
 
 # The ring needs the log-sum-exp of attention, which torch's own choice of a kernel does not give.
 _RING_BACKEND = "_native_cudnn"
@@ -23,14 +24,10 @@ _RING_BACKEND = "_native_cudnn"
 _RING_TYPES = (torch.bfloat16, torch.float16)
 
 
-# Their attention masks have an entry for each head, which no rank cuts (diffusers 0.42.1).
-_BROKEN = frozenset(("LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel"))
-
-
 def refusal(module: Any, parallel: ParallelConfig) -> str | None:
     """Return why this denoiser cannot be shared so, with a fix; None where it can."""
     name = type(module).__name__
-    if getattr(module, "_cp_plan", None) is None or name in _BROKEN:
+    if getattr(module, "_cp_plan", None) is None or not manners_of(module).divides_sequence:
         return (
             f"diffusers has no working plan for sharing the sequence of {name};"
             " use cfg_parallel_size, which shares the rows of its calls"

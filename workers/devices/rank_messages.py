@@ -84,21 +84,21 @@ UNDONE: Final = "undone"
 
 
 # The first rank of a group sends the tensors of its output to rank 0.
-TAKE: Final = "take"
+SEND_OUTPUT: Final = "send output"
 
 
 # A rank holds its weights in float32, and back again.
-RISE: Final = "rise"
+TO_FLOAT32: Final = "to float32"
 
 
-FALL: Final = "fall"
+TO_USUAL_DTYPE: Final = "to usual dtype"
 
 
 END: Final = "end"
 
 
 # Seconds for which one side waits for the other after a call has failed.
-VERDICT_S: Final = 10.0
+UNDO_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)

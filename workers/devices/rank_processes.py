@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from configs.errors import DeviceLost, ModelLoadFailed
-from workers.devices.rank_messages import END, UNDONE, VERDICT_S, Failed, Start, receive, send
+from workers.devices.rank_messages import END, UNDO_S, UNDONE, Failed, Start, receive, send
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ class RankChild:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is there no more."""
         return self.process.poll() is not None
 
     def hear(self) -> Any:
@@ -95,13 +94,13 @@ class RankProcesses:
         fault: Why they can work no more; None while they can.
     """
 
-    def __init__(self, model: str, world_size: int, silence_s: float) -> None:
-        """Start nothing yet; one that is silent for `silence_s` where it should answer hangs."""
+    def __init__(self, model: str, world_size: int, timeout_s: float) -> None:
+        """Start nothing yet; one that is silent for `timeout_s` where it should answer hangs."""
         self.fault: str | None = None
         self._model = model
         self._world_size = world_size
         # Where it waits for another one in a collective it is that one that hangs.
-        self._silence_s = silence_s + VERDICT_S
+        self._timeout_s = timeout_s + UNDO_S
         self._children: dict[int, RankChild] = {}
         self._closing = False
         self._faulty = threading.Event()
@@ -119,9 +118,9 @@ class RankProcesses:
         """
         waiting = {child.pipe: rank for rank, child in self._children.items()}
         while waiting:
-            ready = wait(list(waiting), None if patient else self._silence_s)
+            ready = wait(list(waiting), None if patient else self._timeout_s)
             if not ready:
-                self._refuse(min(waiting.values()), f"no answer for {self._silence_s:g} s")
+                self._refuse(min(waiting.values()), f"no answer for {self._timeout_s:g} s")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
@@ -181,7 +180,7 @@ class RankProcesses:
         """
         waiting = {self._children[rank].pipe: rank for rank in ranks}
         heard: dict[int, Any] = {}
-        limit_s = self._silence_s
+        limit_s = self._timeout_s
         how = f"has not answered for {limit_s:g} s"
         while waiting:
             ready = wait(list(waiting), limit_s)
@@ -193,7 +192,7 @@ class RankProcesses:
                 rank = waiting.pop(pipe)
                 heard[rank] = said = self._receive(rank)
                 if isinstance(said, Failed):
-                    limit_s = VERDICT_S
+                    limit_s = UNDO_S
                     how = f"is still in a call that has failed: {said.cause}"
         return heard
 
@@ -207,7 +206,7 @@ class RankProcesses:
             self.check()
         self.tell(UNDONE, ranks)
         for rank in ranks:
-            said = self._receive(rank) if self._children[rank].pipe.poll(VERDICT_S) else None
+            said = self._receive(rank) if self._children[rank].pipe.poll(UNDO_S) else None
             if isinstance(said, Failed):  # its last words
                 self.fail(f"rank {rank} of {self._world_size} ends: {said.cause}")
             elif said != UNDONE:
@@ -224,7 +223,7 @@ class RankProcesses:
         if self.fault is None:
             self.fault = why
             self._faulty.set()
-            _logger.critical("%s; the replica cannot go on", why)
+            _logger.critical("%s; the replica cannot continue", why)
             self._on_fault(why)
 
     def dismiss(self) -> None:
@@ -254,7 +253,7 @@ class RankProcesses:
 
     def _lose(self, rank: int) -> NoReturn:
         self._faulty.wait(_NOTICE_S)
-        self.fail(f"rank {rank} of {self._world_size} does not answer any more")
+        self.fail(f"rank {rank} of {self._world_size} no longer answers")
         raise DeviceLost(self.fault or "")
 
     def _ended(self) -> bool:

@@ -14,12 +14,12 @@ from configs.stage_config import EngineArgs
 from workers.devices.copies import DeviceThread, chunk_cores, deal_calls
 from workers.devices.rank_group import meet, open_store, rank_groups
 from workers.devices.rank_messages import (
-    FALL,
     JOIN,
     LOADED,
     READY,
-    RISE,
-    TAKE,
+    SEND_OUTPUT,
+    TO_FLOAT32,
+    TO_USUAL_DTYPE,
     Failed,
     Forward,
     ForwardDone,
@@ -30,7 +30,7 @@ from workers.devices.rank_messages import (
     unpack,
 )
 from workers.devices.rank_processes import RankProcesses
-from workers.devices.weight_dtype import weight_dtype
+from workers.devices.weights import weight_dtype
 from workers.failures import short_cause
 from workers.sharing.call import choose_rows
 from workers.sharing.denoisers import repeat_changes
@@ -98,7 +98,7 @@ class Rank0Calls:
         """Return the output that the first rank of a group holds for this one."""
         output, tensors = unpack(said.packed, self._device)
         try:
-            self._processes.tell(TAKE, group[:1])
+            self._processes.tell(SEND_OUTPUT, group[:1])
             for each in as_bytes(tensors):
                 dist.recv(each, src=group[0])
         except Exception as error:
@@ -161,7 +161,7 @@ class Ranks:
         self._processes.watch(on_fault)
 
     @property
-    def take_float32(self) -> bool:
+    def supports_float32(self) -> bool:
         """Whether calls in float32 can be shared; the kernels of a ring take lower types alone."""
         return self._args.parallel_config.ring_degree == 1
 
@@ -174,13 +174,13 @@ class Ranks:
         """
         try:
             with self._lock:
-                scarce = self._ask(RISE)
+                scarce = self._ask(TO_FLOAT32)
             if scarce:
                 raise scarce.popitem()[1].as_error()
             yield
         finally:
             with self._lock:
-                self._expect_all(FALL, "the way back to its type")
+                self._expect_all(TO_USUAL_DTYPE, "the way back to its type")
 
     def close(self) -> None:
         """End the other ranks; calls of the denoisers fail from here on."""

@@ -8,50 +8,18 @@ from typing import Any
 from configs.errors import ModelLoadFailed
 from configs.parameters import FROM_IMAGE_TASKS, Abilities
 from workers.devices.chunk import denoisers
-from workers.engine.arguments import (
-    FRAME_COUNTS,
-    FRAME_RATES,
-    arguments_of,
-    default_negative_prompt,
-    default_of,
-)
+from workers.engine.arguments import arguments_of, default_negative_prompt, default_of
 from workers.engine.pipelines import max_prompt_tokens, task_classes
 from workers.engine.schedulers import from_first_step, offered_schedulers
-
-# Of a video, where nothing says what the model was trained for.
-DEFAULT_FPS = 16.0
-
-
-_USUAL_FRAMES = 49
-
-
-# Written down in the code of their pipelines, by the beginning of the class.
-_OWN_FRAMES = {"LTX2": 121}
-
-
-_TEMPORAL_SCALES = (
-    "vae_scale_factor_temporal",
-    "vae_temporal_compression_ratio",
-    "vae_temporal_scale_factor",
+from workers.families import (
+    FRAME_COUNTS,
+    FRAME_RATES,
+    SPATIAL_SCALES,
+    TEMPORAL_SCALES,
+    family_of,
 )
 
-
-# What diffusers' own examples of a family write, by the beginning of its class; the longer one
-# first. Only where the call has no argument for it.
-_EXAMPLE_FPS = {
-    "Allegro": 15.0,
-    "AnimateDiff": 8.0,
-    "CogVideoX": 8.0,
-    "EasyAnimate": 8.0,
-    "Helios": 24.0,
-    "HunyuanVideo15": 24.0,
-    "HunyuanVideo": 15.0,
-    "Kandinsky5": 24.0,
-    "Latte": 8.0,
-    "Mochi": 30.0,
-    "MotifVideo": 24.0,
-    "SkyReels": 24.0,
-}
+_USUAL_FRAMES = 49
 
 
 def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +39,7 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     config = getattr(next(iter(denoisers(pipe).values()), None), "config", {})
     own = default_of(taken, name) or config.get("sample_frames")
-    own = own or getattr(pipe, "default_frames", None) or _own_frames(pipe)
+    own = own or getattr(pipe, "default_frames", None) or family_of(pipe).frames
     step = _temporal_scale_factor(pipe)
     if own and own % step != 1 % step:
         step = 1
@@ -99,14 +67,9 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own_frames(pipe: Any) -> int | None:
-    name = type(pipe).__name__
-    return next((frames for start, frames in _OWN_FRAMES.items() if name.startswith(start)), None)
-
-
 def _temporal_scale_factor(pipe: Any) -> int:
     """Frames for one latent of the autoencoder; 1 where each frame has its own."""
-    factors = (getattr(pipe, name, None) for name in _TEMPORAL_SCALES)
+    factors = (getattr(pipe, name, None) for name in TEMPORAL_SCALES)
     return int(next((factor for factor in factors if factor), 1))
 
 
@@ -114,26 +77,7 @@ def _own_fps(pipe: Any, taken: Mapping[str, inspect.Parameter]) -> float:
     for name in FRAME_RATES:
         if default_of(taken, name):
             return float(default_of(taken, name))
-    if pipe.config.get("expand_timesteps"):
-        return 24.0  # Wan 2.2 5B; the others of that class 16
-    name = type(pipe).__name__
-    return next((fps for start, fps in _EXAMPLE_FPS.items() if name.startswith(start)), DEFAULT_FPS)
-
-
-_SPATIAL_SCALES = (
-    "vae_scale_factor",
-    "vae_scale_factor_spatial",
-    "vae_spatial_compression_ratio",
-    "vae_spatial_scale_factor",
-)
-
-
-# GLM-Image checks for two patches; no attribute says so.
-_PATCHES_PER_TOKEN = {"GlmImagePipeline": 2}
-
-
-# Editing models that read several images at once; no attribute says so, nor how many are sensible.
-_SEVERAL_IMAGES = {"QwenImageEditPlusPipeline": 3, "Flux2Pipeline": 10, "Flux2KleinPipeline": 4}
+    return family_of(pipe).fps
 
 
 def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
@@ -192,7 +136,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
 def _max_images(classes: Mapping[str, Any]) -> int:
     if not FROM_IMAGE_TASKS & classes.keys():
         return 0
-    return max(_SEVERAL_IMAGES.get(found.__name__, 1) for found in classes.values())
+    return max(family_of(found).max_images for found in classes.values())
 
 
 def size_multiple(pipe: Any) -> int:
@@ -204,7 +148,7 @@ def size_multiple(pipe: Any) -> int:
     processor = getattr(getattr(pipe, "image_processor", None), "config", {})
     packs = hasattr(pipe, "_unpack_latents") and not hasattr(pipe, "transformer_spatial_patch_size")
     patch = max(_patch_size(pipe), 2 if packs else 1)
-    patch *= _PATCHES_PER_TOKEN.get(type(pipe).__name__, 1)
+    patch *= family_of(pipe).patches_per_token
     return math.lcm(_vae_scale_factor(pipe) * patch, processor.get("vae_scale_factor") or 1)
 
 
@@ -217,7 +161,7 @@ def _ignores_guidance(pipe: Any, taken: Mapping[str, inspect.Parameter]) -> bool
 def _vae_scale_factor(pipe: Any) -> int:
     """Pixels for one latent; 1 for pipelines that denoise pixels (DeepFloyd IF)."""
     encoded = any(pipe.components.get(name) is not None for name in ("vae", "movq"))
-    factors = (getattr(pipe, name, None) for name in _SPATIAL_SCALES)
+    factors = (getattr(pipe, name, None) for name in SPATIAL_SCALES)
     return int(next((factor for factor in factors if factor), 8 if encoded else 1))
 
 
@@ -257,8 +201,7 @@ def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
     if sample is None:
         return 1024, 1024
     rows, columns = sample if isinstance(sample, (list, tuple)) else (sample, sample)
-    # PRX alone keeps it in its configuration, and in pixels.
-    scale = 1 if "default_sample_size" in pipe.config else _vae_scale_factor(pipe)
+    scale = 1 if family_of(pipe).size_in_pixels else _vae_scale_factor(pipe)
     return _at_least_one(columns * scale, multiple), _at_least_one(rows * scale, multiple)
 
 

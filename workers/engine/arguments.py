@@ -12,6 +12,13 @@ from PIL import Image, ImageOps
 
 from configs.errors import InputUnavailable
 from configs.parameters import Parameters
+from workers.families import (
+    FRAME_COUNTS,
+    FRAME_RATES,
+    OUTPUT_COUNTS,
+    family_of,
+    given_arguments,
+)
 
 _OPAQUE = 255
 
@@ -103,37 +110,12 @@ def _as_mask(image: Image.Image) -> Image.Image:
 _OPTIONAL = ("negative_prompt", "guidance_scale", "true_cfg_scale", "strength")
 
 
-# Names for frames in a second; where there is none the model does not see them.
-FRAME_RATES = ("frame_rate", "fps")
-
-
-FRAME_COUNTS = ("num_frames", "video_length", "frames")
-
-
-_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
-
-
 # Pixels; editing pipelines round sizes down, and a smaller image would vanish.
 _SMALLEST_EDITED = 128
 
 
-# Draws from it by torch itself, which takes no list of them.
-_ONE_GENERATOR = "Helios"
-
-
-# Fails without one where there is guidance.
-_NEEDS_NEGATIVE_PROMPT = "EasyAnimate"
-
-
 # What the cards of Qwen-Image give; some encoders fail on text without any token.
 _NO_WORDS = " "
-
-
-_STEPS_BETWEEN = 2
-
-
-# Encodes it without noise, once for each seed.
-ONE_IMAGE_FOR_ALL = "Wan"
 
 
 def arguments_of(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
@@ -178,7 +160,7 @@ def call_arguments(
     parameters: Parameters, pipeline_class: Any, inputs: Inputs | None = None
 ) -> dict[str, Any]:
     """Return the arguments for a call of a pipeline of that class."""
-    taken = arguments_of(pipeline_class)
+    taken, family = arguments_of(pipeline_class), family_of(pipeline_class)
     parameters = _really_guided(parameters, taken)
     arguments: dict[str, Any] = {
         "prompt": parameters.prompt,
@@ -189,23 +171,15 @@ def call_arguments(
     for name in ("width", "height", *_OPTIONAL):
         if name in taken and getattr(parameters, name) is not None:
             arguments[name] = getattr(parameters, name)
-    if pipeline_class.__name__.startswith(_NEEDS_NEGATIVE_PROMPT):
+    if family.needs_negative_prompt:
         arguments.setdefault("negative_prompt", "")
     if parameters.num_frames is not None:
         arguments |= dict.fromkeys(set(FRAME_COUNTS) & set(taken), parameters.num_frames)
     if parameters.fps is not None:
         arguments |= dict.fromkeys(set(FRAME_RATES) & set(taken), parameters.fps)
-    if pipeline_class.__name__.startswith(_ONE_GENERATOR) and len(arguments["generator"]) == 1:
+    if family.one_generator and len(arguments["generator"]) == 1:
         arguments["generator"] = arguments["generator"][0]
-    if "intermediate_timesteps" in taken and parameters.num_inference_steps != _STEPS_BETWEEN:
-        # Sana Sprint has a timestep of its own between two steps, and refuses it for others.
-        arguments["intermediate_timesteps"] = None
-    if "max_area" in taken:
-        # FLUX Kontext scales every size to this many pixels.
-        arguments["max_area"] = parameters.width * parameters.height
-    if "clean_caption" in taken:
-        # PixArt would lower and strip the prompt where beautifulsoup happens to be installed.
-        arguments["clean_caption"] = False
+    arguments |= given_arguments(parameters, taken)
     arguments |= _input_arguments(parameters, pipeline_class, inputs or Inputs())
     return arguments | _count_arguments(parameters, taken)
 
@@ -232,7 +206,7 @@ def _input_arguments(parameters: Parameters, pipeline_class: Any, inputs: Inputs
     else:
         # Those that start from the pixels would stretch them, or make another size than asked.
         inputs = inputs.fitted(parameters.width, parameters.height)
-        if not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL):
+        if not family_of(pipeline_class).one_image_for_all:
             # One image for all outputs would be encoded with the generator of the first, which
             # then gives the outputs other noise than each has alone.
             copies = parameters.num_outputs_per_prompt
@@ -245,7 +219,7 @@ def _input_arguments(parameters: Parameters, pipeline_class: Any, inputs: Inputs
 
 def _count_arguments(parameters: Parameters, taken: Collection[str]) -> dict[str, Any]:
     count = parameters.num_outputs_per_prompt
-    for name in _COUNTS:
+    for name in OUTPUT_COUNTS:
         if name in taken:
             return {name: count}
     if count == 1:

@@ -13,7 +13,6 @@ from PIL import Image
 
 from configs.parameters import FROM_IMAGE_TASKS, Parameters
 from workers.engine.arguments import (
-    ONE_IMAGE_FOR_ALL,
     Inputs,
     arguments_of,
     call_arguments,
@@ -21,6 +20,7 @@ from workers.engine.arguments import (
 )
 from workers.engine.generation import Generation
 from workers.engine.progress import Progress
+from workers.families import family_of
 
 
 class Slot:
@@ -134,7 +134,7 @@ _OWN = {
 
 def takes_batches(task: str, pipeline_class: Any) -> bool:
     """Tell whether one call of the pipeline may get an image for each of several requests."""
-    return task not in FROM_IMAGE_TASKS or not pipeline_class.__name__.startswith(ONE_IMAGE_FOR_ALL)
+    return task not in FROM_IMAGE_TASKS or not family_of(pipeline_class).one_image_for_all
 
 
 def batch_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> Hashable:

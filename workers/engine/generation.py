@@ -11,6 +11,7 @@ from PIL import Image
 
 from configs.errors import NonFiniteOutput
 from configs.parameters import Parameters
+from workers.families import IMAGE_FIELDS, SINGLE_VIDEO_FIELD, VIDEO_FIELDS
 
 
 def refuse_non_finite(sample: torch.Tensor, maker: str) -> None:
@@ -106,14 +107,13 @@ def output_of(output: Any, rows: slice, total: int) -> Any:
 
 def images_in(output: Any) -> Any:
     """Return the images of a pipeline's output, whatever it calls them."""
-    return _made_in(output, ("images", "image"))
+    return _made_in(output, IMAGE_FIELDS)
 
 
 def frames_in(output: Any) -> Any:
     """Return the videos of a pipeline's output, whatever it calls them."""
-    made = _made_in(output, ("frames", "video"))
-    # Cosmos 3 alone has one video, and not a list of one.
-    return made if "frames" in output else made[None]
+    made = _made_in(output, VIDEO_FIELDS)
+    return made[None] if SINGLE_VIDEO_FIELD in output else made
 
 
 def _made_in(output: Any, names: tuple[str, ...]) -> Any:

@@ -16,10 +16,10 @@ from transformers import Qwen2VLProcessor
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs, PipelineSettings, ReplicaPlan
-from workers.devices.chunk import DENOISERS, denoisers
-from workers.devices.loader import quantized_arguments
-from workers.devices.weight_dtype import weight_dtype
+from workers.devices.chunk import denoisers
+from workers.devices.weights import DENOISERS, quantized_arguments, weight_dtype
 from workers.failures import is_out_of_memory, short_cause
+from workers.families import family_of
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,6 @@ def replaced_parts(index: Mapping[str, Any], model: str, **options: Any) -> dict
     }
 
 
-_IN_TILES_ONLY = ("AutoencoderKLAllegro",)
-
-
 def place(pipe: Any, settings: PipelineSettings, device: torch.device) -> None:
     """Put the parts on `device`, or have them brought there when they are needed.
 
@@ -92,7 +89,7 @@ def apply_settings(pipe: Any, settings: PipelineSettings) -> None:
     """
     if settings.vae_use_slicing:
         _switch_vae(pipe, "vae_use_slicing", "enable_slicing")
-    if settings.vae_use_tiling or type(pipe.components.get("vae")).__name__ in _IN_TILES_ONLY:
+    if settings.vae_use_tiling or family_of(pipe).decodes_in_tiles:
         _switch_vae(pipe, "vae_use_tiling", "enable_tiling")
     if settings.channels_last:
         _use_channels_last(pipe)

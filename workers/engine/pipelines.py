@@ -20,9 +20,10 @@ from configs.parameters import (
     Abilities,
     Parameters,
 )
-from workers.engine.arguments import FRAME_COUNTS, Inputs, arguments_of, left_out
+from workers.engine.arguments import Inputs, arguments_of, left_out
 from workers.engine.batch import Slot, batch_arguments, batch_of, takes_batches
 from workers.engine.schedulers import made_scheduler
+from workers.families import FRAME_COUNTS, family_of
 
 # Tokenizers without a limit say 1e30.
 _SANE = 1_000_000
@@ -32,23 +33,14 @@ _SANE = 1_000_000
 _MOST_PLACES = 1024
 
 
-# Written down in the code of their pipelines, by the beginning of the class.
-_OWN_LENGTHS = {"Latte": 120, "Kandinsky3": 128, "IF": 77}
-
-
-# Pipelines that write the prompt into a chat and cut that; others allow for what they add.
-_COUNT_THEIR_TEMPLATE = ("ZImage", "Flux2Klein")
-
-
 _MARK = "prompt"
 
 
 def prompt_limits(pipe: Any) -> list[tuple[Any, int]]:
     """Return the tokenizers whose text encoder is loaded, each with the tokens it keeps."""
-    kind = type(pipe).__name__
     length = inspect.signature(type(pipe).__call__).parameters.get("max_sequence_length")
     asked = length.default if length is not None and isinstance(length.default, int) else None
-    asked = next((own for start, own in _OWN_LENGTHS.items() if kind.startswith(start)), asked)
+    asked = family_of(pipe).prompt_tokens or asked
     limits = []
     for name, component in pipe.components.items():
         tokenizer = _tokenizer_of(name, component)
@@ -77,7 +69,7 @@ def _tokenizer_of(name: str, component: Any) -> Any:
 
 def _tokens_before(pipe: Any, tokenizer: Any) -> int:
     """Tokens that the pipeline puts before the prompt and counts with it."""
-    if not type(pipe).__name__.startswith(_COUNT_THEIR_TEMPLATE) or not tokenizer.chat_template:
+    if not family_of(pipe).counts_chat_template or not tokenizer.chat_template:
         return 0
     written = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
     return _count(tokenizer, written.partition(_MARK)[0])
@@ -171,10 +163,9 @@ def _needs_more(pipe: Any) -> bool:
     """Tell whether the parts need an image that requests have no field for."""
     parts = pipe.components
     several_adapters = type(parts.get("adapter")).__name__ == "MultiAdapter"
-    # Wan that was trained with a first and a last image.
     config = getattr(parts.get("transformer"), "config", {})
-    last_image = type(pipe).__name__.startswith("Wan") and bool(config.get("pos_embed_seq_len"))
-    return "controlnet" in parts or several_adapters or last_image
+    last_image = config.get(family_of(pipe).last_image_key)
+    return "controlnet" in parts or several_adapters or bool(last_image)
 
 
 def _image_is_optional(pipeline_class: Any) -> bool:
@@ -194,9 +185,9 @@ def _siblings(pipe: Any) -> dict[str, Any]:
         family = next((key for key, found in _mapping(source).items() if found is own), None)
         if family is not None:
             listed = {task: _mapping(target).get(family) for task, target in targets.items()}
-            if pipe.config.get("expand_timesteps"):
-                # Wan 2.2 5B: these weights alone were trained for both.
-                listed[IMAGE_TO_VIDEO] = diffusers.WanImageToVideoPipeline
+            unlisted = family_of(pipe).image_to_video
+            if unlisted is not None:
+                listed[IMAGE_TO_VIDEO] = getattr(diffusers, unlisted)
             return {task: found for task, found in listed.items() if found is not None}
     return {}
 

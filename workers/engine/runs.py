@@ -16,7 +16,6 @@ from PIL import Image
 from configs.parameters import Abilities
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import denoisers
-from workers.engine.abilities import DEFAULT_FPS
 from workers.engine.batch import Slot, Turns
 from workers.engine.features.adapters import Adapters
 from workers.engine.features.preview import Preview
@@ -37,6 +36,7 @@ from workers.engine.pipelines import PipelineCopies
 from workers.engine.run import Decoder, DenoisingRun
 from workers.engine.schedulers import calls_of
 from workers.failures import short_cause
+from workers.families import DEFAULT_FPS
 from workers.patches import note_places, note_signatures
 from workers.sharing.call import Member
 from workers.sharing.denoisers import forget_state, has_stateful_hooks

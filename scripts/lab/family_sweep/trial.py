@@ -15,12 +15,13 @@ from configs.parameters import FROM_IMAGE_TASKS, VIDEO_TASKS, Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from scripts.lab.family_trial import Watcher, pixels, small_inputs, together
 from workers.devices.chunk import denoisers
-from workers.engine.arguments import FRAME_COUNTS, call_arguments
+from workers.engine.arguments import call_arguments
 from workers.engine.engine import Engine, Generation
 from workers.engine.generation import frames_in, images_in, to_images, to_videos
 from workers.engine.loader import load_pipeline
 from workers.engine.pipelines import task_pipelines
 from workers.engine.progress import Interrupted
+from workers.families import FRAME_COUNTS
 from workers.sharing.merging import Unmergeable, layout
 
 ROUNDING = 1

@@ -129,7 +129,7 @@ class FiniteRuns:
             with self._precision.usual(tell):
                 return self._runs.serve(Slot(parameters, progress, inputs))
         except NonFiniteOutput as error:
-            if not (chunk.takes_float32 and self._precision.can_rise):
+            if not (chunk.supports_float32 and self._precision.can_rise):
                 raise
             first = str(error)
         _logger.warning("%s; once more in float32", first)

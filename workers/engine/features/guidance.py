@@ -7,6 +7,7 @@ import torch
 
 from workers.engine.arguments import arguments_of, default_of
 from workers.engine.batch import OutputRows, Slot
+from workers.families import manners_of
 
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
@@ -177,12 +178,6 @@ for _name in _ARITHMETIC:
 _NAMES = ("guidance_scale", "true_cfg_scale")
 
 
-# These get the scale as it is; others a multiple of it (HunyuanVideo 1000, Sana Sprint 0.1).
-_PLAIN_GUIDANCE = frozenset(
-    ("FluxTransformer2DModel", "Flux2Transformer2DModel", "QwenImageTransformer2DModel")
-)
-
-
 # bfloat16 rounds by 0.4 %, twice.
 _ROUNDING = 0.01
 
@@ -251,7 +246,7 @@ class RunningGuidance:
             return None
         if not self._unconfirmed and scale.alike and scale.values[0] == scale.first:
             return None
-        factor = self._factor_of(guidance, scale.first, type(denoiser).__name__)
+        factor = self._factor_of(guidance, scale.first, denoiser)
         if factor is None:
             return None
         if scale.alike:
@@ -265,12 +260,12 @@ class RunningGuidance:
         scale.used = True
         return {**kwargs, "guidance": steered if factor == 1 else steered * factor}
 
-    def _factor_of(self, guidance: torch.Tensor, first: float, denoiser: str) -> float | None:
+    def _factor_of(self, guidance: torch.Tensor, first: float, denoiser: Any) -> float | None:
         """What the pipeline multiplies the scale by for the denoiser; None where it does not show.
 
         Only powers of ten are taken for one: the argument may be of another scale.
         """
-        if denoiser in _PLAIN_GUIDANCE:
+        if manners_of(denoiser).plain_guidance:
             return 1.0
         if self._factor is None and first > 0:
             ratio = guidance.flatten()[0].item() / first

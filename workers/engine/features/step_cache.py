@@ -14,7 +14,7 @@ import diffusers
 from configs.errors import ModelLoadFailed
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import denoisers
-from workers.devices.weight_dtype import DTYPES
+from workers.devices.weights import DTYPES
 from workers.engine.loader import refusing
 
 _CONFIGS = {

@@ -1,12 +1,14 @@
-"""Keeps weights small: the arguments with which diffusers loads a pipeline quantized.
+"""A model's weights as they are loaded: their types, those kept small, and those of a rank.
 
-Which parts a pipeline has is read from its index, before any weight is. The packages that do it are
-optional; one that is missing is named with the way to install it. Knows no settings but its own.
+Quantized parts are read with the arguments that diffusers has for it. Which parts a pipeline has is
+read from its index, before any weight is. The packages that quantize are optional; one that is
+missing is named with the way to install it.
 """
 
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -16,8 +18,12 @@ from diffusers.quantizers import PipelineQuantizationConfig
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs, Quantization
-from workers.devices.chunk import DENOISERS
 from workers.failures import short_cause
+
+# The parts of a pipeline that are called at each step.
+DENOISERS = ("unet", "transformer", "transformer_2")
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 _PACKAGES = {
     "int8": "torchao",
@@ -26,6 +32,46 @@ _PACKAGES = {
     "bitsandbytes_4bit": "bitsandbytes",
     "gguf": "gguf",
 }
+
+
+def weight_dtype(args: EngineArgs, device: str) -> torch.dtype:
+    """Return the type in which weights are loaded onto a kind of device, `cpu` or `cuda`."""
+    if args.dtype == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    return DTYPES[args.dtype]
+
+
+def load_denoisers(
+    args: EngineArgs, described: Mapping[str, tuple[str, torch.dtype]], device: str
+) -> dict[str, Any]:
+    """Return those parts of the pipeline, by their names, in evaluation mode.
+
+    `described` has the class of diffusers of each and its dtype; `device` is `cpu` or `cuda`.
+
+    Raises:
+        ModelLoadFailed: They cannot be quantized as the stage asks for; so do the errors of
+            diffusers for weights that cannot be read.
+    """
+    untyped: Any = diffusers
+    given = quantized_arguments(args, weight_dtype(args, device), device)
+    config = given.get("quantization_config")
+    configs = {} if config is None else config.quant_mapping
+    found: dict[str, Any] = {}
+    for name, (class_name, dtype) in described.items():
+        if name in given:  # read from a file of its own
+            found[name] = given[name].eval()
+            continue
+        found[name] = getattr(untyped, class_name).from_pretrained(
+            args.model,
+            subfolder=name,
+            dtype=dtype,
+            variant=args.variant,
+            revision=args.revision,
+            local_files_only=Path(args.model).is_dir(),
+            quantization_config=configs.get(name),
+        )
+        found[name].eval()
+    return found
 
 
 def quantized_arguments(args: EngineArgs, dtype: torch.dtype, device: str) -> dict[str, Any]:
