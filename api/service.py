@@ -59,7 +59,7 @@ class Service:
         broker = Broker(settings)
         router = Router(settings, redis, broker)
         # One of its own, that may block: the others give up sooner.
-        changes = Changes(connect(settings.redis_url), settings.redis_prefix)
+        changes = Changes(settings, connect(settings.redis_url))
         sweep = Sweep(settings, redis, router, broker)
         return cls(
             settings=settings,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, Full, Queue
 from typing import Any, Final
 
@@ -157,19 +158,17 @@ class Broker:
         """
         return self._sent(
             f"wake-up of {replica}",
-            lambda: self._app.send_task(
-                RUN_TASK,
-                args=(request_id, attempt),
-                queue=replica,
-                retry=False,
-            ),
+            self._app.send_task,
+            RUN_TASK,
+            args=(request_id, attempt),
+            queue=replica,
+            retry=False,
         )
 
     def wake_webhooks(self) -> bool:
         """Wake the worker of the webhooks; False where the broker did not take it."""
         return self._sent(
-            "wake-up of the webhooks",
-            lambda: self._app.send_task(DELIVER_TASK, queue=WEBHOOK_QUEUE),
+            "wake-up of the webhooks", self._app.send_task, DELIVER_TASK, queue=WEBHOOK_QUEUE
         )
 
     def cancel(self, node: str, request_id: str, attempt: int) -> bool:
@@ -199,12 +198,15 @@ class Broker:
     def _command(self, node: str, command: str, **arguments: Any) -> bool:
         return self._sent(
             f"{command} to {node}",
-            lambda: self._app.control.broadcast(command, arguments=arguments, destination=[node]),
+            self._app.control.broadcast,
+            command,
+            arguments=arguments,
+            destination=[node],
         )
 
-    def _sent(self, what: str, send: Callable[[], object]) -> bool:
+    def _sent(self, what: str, send: Callable[..., object], *args: Any, **options: Any) -> bool:
         """Whether it was sent by now; where it was not it still is, once the broker lets it."""
-        promised = self._sender.hand_over(lambda: _sent_in_two(what, send))
+        promised = self._sender.hand_over(partial(_sent_in_two, what, send, *args, **options))
         try:
             with granted(_WAIT_S) as seconds:
                 return promised.result(seconds)
@@ -213,14 +215,14 @@ class Broker:
             return False
 
 
-def _sent_in_two(what: str, send: Callable[[], object]) -> bool:
+def _sent_in_two(what: str, send: Callable[..., object], *args: Any, **options: Any) -> bool:
     # Celery's first command after a Redis restart meets a dead connection (seen in 5 of 6
     # restarts), so it is sent a second time before it counts as lost; not where Redis does not
     # answer, since others wait to be sent.
     started = time.monotonic()
     for last in (False, True):
         try:
-            send()
+            send(*args, **options)
         except _LOST as error:
             if last or time.monotonic() - started > _AGAIN_S:
                 _logger.warning("%s was not sent: %s", what, error)

@@ -3,8 +3,6 @@
 One thread in each process reads the stream of changes and hands each one to whoever waits for the
 request at hand, so any number of waiting clients costs one connection to Redis and no polling. The
 record stays the truth: a waiter reads it after it subscribed, and again where changes were missed.
-
-Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any, Self
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from configs.settings import Settings
 from routing.connection import BLOCK_S, renew_patience
 from routing.keys import Keys
 from routing.request import TERMINAL
@@ -108,10 +107,10 @@ class Subscription:
 class Changes:
     """The one reader of the stream in this process."""
 
-    def __init__(self, redis: Redis, prefix: str) -> None:
-        """Read nothing before :meth:`start`."""
+    def __init__(self, settings: Settings, redis: Redis) -> None:
+        """Read nothing before :meth:`start`; ``redis`` may block for ``BLOCK_S``."""
         self._redis = redis
-        self._stream = Keys(prefix).changes()
+        self._stream = Keys(settings.redis_prefix).changes()
         self._lock = threading.Lock()
         self._waiters: defaultdict[str, list[Subscription]] = defaultdict(list)
         self._stopped = threading.Event()
@@ -197,7 +196,8 @@ class Changes:
             for _stream, entries in answer or []:
                 for entry_id, entry in entries:
                     last = entry_id
-                    self._deliver(Change.from_entry(entry_id, entry))
+                    if entry["id"] in self._waiters:
+                        self._deliver(Change.from_entry(entry_id, entry))
 
     def _deliver(self, change: Change) -> None:
         with self._lock:

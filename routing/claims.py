@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from redis import Redis
@@ -137,18 +137,12 @@ class Claims:
     def waiting_at(self, replica: str) -> list[Request]:
         """Return the requests in the queue of a replica, the next first."""
         ids: list[str] = self._redis.zrange(self._keys.waiting(replica), 0, -1)  # type: ignore[assignment]
-        return self._read(ids)
+        return read_requests(self._redis, self._keys, ids)
 
     def running_at(self, replica: str) -> list[Request]:
         """Return the requests a replica has claimed."""
         ids: set[str] = self._redis.smembers(self._keys.running(replica))  # type: ignore[assignment]
-        return self._read(sorted(ids))
-
-    def _read(self, ids: list[str]) -> list[Request]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for request_id in ids:
-            pipeline.hgetall(self._keys.request(request_id))
-        return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
+        return read_requests(self._redis, self._keys, sorted(ids))
 
     def _requeue(self, request: Request, owner: str, blame: str) -> Moved | None:
         answer = self._scripts.call(
@@ -164,3 +158,11 @@ class Claims:
         if answer[0] != "queued":
             return None
         return Moved(request.id, answer[1], int(answer[2]))
+
+
+def read_requests(redis: Redis, keys: Keys, ids: Sequence[str]) -> list[Request]:
+    """Return the records of those ids that have one, asked for all at once."""
+    pipeline = redis.pipeline(transaction=False)
+    for request_id in ids:
+        pipeline.hgetall(keys.request(request_id))
+    return [*map(Request.from_hash, filter(None, pipeline.execute()))] if ids else []

@@ -20,6 +20,7 @@ from configs.errors import (
 )
 from configs.parameters import Parameters
 from configs.settings import Settings
+from routing.claims import read_requests
 from routing.keys import Keys
 from routing.lua import Scripts
 from routing.request import Accepted, Priority, Request, Status, Submission, number_field
@@ -28,6 +29,11 @@ _UNKNOWN_ROOM_S: Final = 5.0
 
 
 _LONGEST_ROOM_S: Final = 600.0
+
+
+# A high request counts as so many times PRIORITY_AGE_S older, a low one as so many times younger:
+# so no low request waits for ever.
+_AGES: Final = {Priority.HIGH: -1, Priority.NORMAL: 0, Priority.LOW: 1}
 
 
 class CancelAnswer(StrEnum):
@@ -84,9 +90,15 @@ class Records:
                 "warnings": json.dumps(list(new.warnings)),
             },
         )
-        if answer[0] in {"created", "exists"}:
-            return _accepted(answer)
-        raise self._refusal(answer, new)
+        if answer[0] not in {"created", "exists"}:
+            raise self._refusal(answer, new)
+        word, pairs, rank, messages, waiting = answer
+        return Accepted(
+            request=Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True))),
+            created=word == "created",
+            place=None if rank is None else int(rank) + 1,
+            needs_wake_up=int(messages) < int(waiting),
+        )
 
     def get(self, request_id: str) -> Request:
         """Return a record.
@@ -214,7 +226,7 @@ class Records:
                 offset=start,
                 num=at_once,
             )  # type: ignore[assignment]
-            for request in self._read(ids):
+            for request in read_requests(self._redis, self._keys, ids):
                 # Of one moment, those before ``after`` in the list's own order were on its page.
                 if after is not None and repr(request.created_at) == edge:
                     shown = request.id <= after if oldest_first else request.id >= after
@@ -254,12 +266,6 @@ class Records:
             return keys.requests() if model is None else keys.by_model(model)
         return keys.by_status(status) if model is None else keys.by_status_and_model(status, model)
 
-    def _read(self, ids: list[str]) -> list[Request]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for request_id in ids:
-            pipeline.hgetall(self._keys.request(request_id))
-        return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
-
     def _refusal(self, answer: Sequence[str], new: Submission) -> ServingError:
         limits = self._settings
         match answer[0]:
@@ -288,7 +294,7 @@ class Records:
                 )
 
     def _score(self, created_at: float, priority: Priority) -> float:
-        return created_at + priority.rank * self._settings.priority_age_s
+        return created_at + _AGES[priority] * self._settings.priority_age_s
 
 
 def unknown_request(request_id: str, param: str = "id") -> NotFound:
@@ -297,16 +303,6 @@ def unknown_request(request_id: str, param: str = "id") -> NotFound:
         f"There is no request {request_id!r}: the id is wrong, or its record is past its "
         "retention.",
         param=param,
-    )
-
-
-def _accepted(answer: Sequence[Any]) -> Accepted:
-    word, pairs, rank, messages, waiting = answer
-    return Accepted(
-        request=Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True))),
-        created=word == "created",
-        place=None if rank is None else int(rank) + 1,
-        needs_wake_up=int(messages) < int(waiting),
     )
 
 

@@ -24,8 +24,6 @@ class Status(StrEnum):
 
 
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
-
-
 TERMINAL = frozenset(Status) - ACTIVE
 
 
@@ -105,15 +103,10 @@ class Priority(StrEnum):
     NORMAL = "normal"
     LOW = "low"
 
-    @property
-    def rank(self) -> int:
-        """-1 for high, 0 for normal, 1 for low."""
-        return {"high": -1, "normal": 0, "low": 1}[self.value]
-
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where a client wants to be told of what, and whether it was told of the end.
+    """Where a client is told of which events, and whether it was told of the end.
 
     Attributes:
         url: Address the messages are posted to.
@@ -130,7 +123,7 @@ class Webhook:
     error: str = ""
 
     def to_text(self) -> str:
-        """Return what the record keeps of the client's wish."""
+        """Return what the record keeps of it."""
         return json.dumps({"url": self.url, "events": list(self.events)})
 
 

@@ -30,11 +30,7 @@ from configs.parameters import IMAGE_TASKS
 from routing.request import Request
 
 BASE64: Final = "b64_json"
-
-
 URL: Final = "url"
-
-
 _MOST_PARTIAL_IMAGES: Final = 3
 
 
@@ -160,8 +156,6 @@ def absolute_url(request: Request, index: int) -> str:
 
 KEY_OF_HELD_CALL: Final = key_parameter(", which a client that goes does not cancel")
 _QUALITIES: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
-
-
 # What an event of a finished picture has of the answer that is no stream.
 _OF_ANSWER: Final = (
     "id",

@@ -13,8 +13,6 @@ from routing.replica import Registry
 from routing.request import Request
 
 _DIGITS: Final = 6
-
-
 _MIB: Final = 1024 * 1024
 
 
@@ -115,7 +113,7 @@ class ImageDataSchema(Schema):
 
     b64_json = text("The file in base64; null where its address was asked for.", allow_none=True)
     url = text("Its address; null where the file itself was asked for.", allow_none=True)
-    revised_prompt = text("Always null: prompts are taken as they are.", allow_none=True)
+    revised_prompt = text("Always null: prompts are used as they are.", allow_none=True)
     seed = whole("Makes this picture again, alone.")
 
 

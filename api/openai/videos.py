@@ -35,11 +35,7 @@ _STATUS: Final = {
 
 
 _FAILED: Final = "failed"
-
-
 _DIGITS: Final = 3
-
-
 _PERCENT: Final = 100
 
 

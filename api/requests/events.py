@@ -28,8 +28,6 @@ from routing.changes import Change, Subscription, cursor_order
 from routing.request import TERMINAL, Request, Status
 
 _LONGEST_S: Final = 900.0
-
-
 _RETRY_MS: Final = 1000
 
 
@@ -179,11 +177,7 @@ def _is_later(cursor: str, other: str) -> bool:
 
 
 LAST_EVENT_ID: Final = "Last-Event-ID"
-
-
 _CURSOR: Final = re.compile(r"[0-9]{1,19}-[0-9]{1,19}\Z")
-
-
 _LAST_SEEN: Final = {
     "in": "header",
     "name": LAST_EVENT_ID,

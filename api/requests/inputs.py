@@ -19,11 +19,7 @@ from configs.errors import FieldError
 from configs.parameters import Parameters
 
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
-
-
 _FIX: Final = "send a PNG, JPEG or WebP"
-
-
 # Whatever a reader of picture files may raise about bytes that are none.
 _UNREADABLE: Final = (
     OSError,

@@ -2,7 +2,7 @@
 
 The name is resolved here, each address is judged, and the connection goes to one that was judged:
 a name that resolves differently a moment later gains nothing. Redirects are not followed and no
-proxy is used. Does not know what is posted.
+proxy is used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 TIMEOUT_S: Final = 10.0
-
-
 _PORTS: Final = {"http": 80, "https": 443}
-
-
 _LOCAL_NAMES: Final = (".localhost", ".local", ".internal")
 
 

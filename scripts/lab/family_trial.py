@@ -33,7 +33,7 @@ def load_folder(folder: Path) -> tuple[Any, Engine]:
     args = EngineArgs(model=str(folder), device="cpu")
     stage = StageConfig(0, RuntimeConfig((0,)), args)
     pipe = load_pipeline(ReplicaPlan("replica0", 0, stage, (0,)))
-    return pipe, Engine(pipe, inspect_abilities(pipe, {}))
+    return pipe, Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=4)
 
 
 def small_request(abilities: Abilities, task: str, **changes: Any) -> Parameters:

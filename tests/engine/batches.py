@@ -19,7 +19,7 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
 from workers.engine.progress import Interrupted
-from workers.sharing.stats import BatchStats
+from workers.sharing.call import BatchStats
 
 TIMEOUT_S = 60
 

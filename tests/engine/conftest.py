@@ -67,20 +67,31 @@ def pipe() -> Any:
 
 @pytest.fixture
 def own_engine(pipe: Any) -> Engine:
+    """Serves one request at a time."""
     return Engine(pipe, inspect_abilities(pipe, {}))
 
 
 @pytest.fixture
-def sharing(own_engine: Engine) -> Engine:
+def sharing(pipe: Any) -> Engine:
     """An engine of the test's own in which whoever can meet does."""
-    patient(own_engine.rendezvous)
-    return own_engine
+    engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=8)
+    patient(engine.rendezvous)
+    return engine
+
+
+DEFAULTS = {"num_inference_steps": 20, "guidance_scale": 3.0}
 
 
 @pytest.fixture(scope="session")
 def engine() -> Engine:
-    """The bundled model, shared by all tests that leave it as it is."""
-    return Engine.load(plan(defaults={"num_inference_steps": 20, "guidance_scale": 3.0}))
+    """The bundled model, shared by all tests that leave it as it is; one request at a time."""
+    return Engine.load(plan(defaults=DEFAULTS))
+
+
+@pytest.fixture(scope="session")
+def busy_engine() -> Engine:
+    """The same, serving requests at once."""
+    return Engine.load(plan(defaults=DEFAULTS, max_num_seqs=8))
 
 
 @pytest.fixture

@@ -44,8 +44,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def adapted(folder: Path, **settings: Any) -> Engine:
-    return Engine.load(plan(pipeline=PipelineSettings(lora_dir=str(folder), **settings)))
+def adapted(folder: Path, max_num_seqs: int = 1, **settings: Any) -> Engine:
+    settings = {"lora_dir": str(folder), **settings}
+    return Engine.load(plan(pipeline=PipelineSettings(**settings), max_num_seqs=max_num_seqs))
+
+
+def adapters(engine: Engine) -> Adapters:
+    (found,) = (each for each in engine.features if isinstance(each, Adapters))
+    return found
+
+
+def loaded(engine: Engine) -> tuple[str, ...]:
+    return adapters(engine).loaded
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +105,7 @@ def test_loading_one_leaves_the_weights_of_another(folder: Path, parameters: Mak
     engine = adapted(folder)
     alone = made(engine, parameters(lora=(BOTH,)))
     engine.generate(parameters(lora=(WORDS,)), Recorder())
-    assert engine._runs.adapters.loaded == ("both", "words")
+    assert loaded(engine) == ("both", "words")
     assert made(engine, parameters(lora=(BOTH,))) == alone
 
 
@@ -110,7 +120,7 @@ def test_requests_of_different_sets_at_a_time_equal_their_solo_runs(
     ]
     solo = adapted(folder)
     alone = [made(solo, each) for each in asked]
-    engine = adapted(folder)
+    engine = adapted(folder, max_num_seqs=8)
     results: list[Any] = [None] * len(asked)
 
     def run(index: int) -> None:
@@ -135,11 +145,11 @@ def test_the_one_used_longest_ago_makes_room_and_comes_back(
     engine.generate(parameters(lora=(BOTH,)), Recorder())
     engine.generate(parameters(lora=(STYLE,)), Recorder())
     engine.generate(parameters(lora=(WORDS,)), Recorder())
-    assert engine._runs.adapters.loaded == ("style", "words")
+    assert loaded(engine) == ("style", "words")
     names = [name for name, _ in engine._pipe.unet.named_parameters() if "lora_A" in name]
     assert {name.split(".")[-2] for name in names} == {"adapter0"}
     engine.generate(parameters(lora=(BOTH,)), Recorder())
-    assert engine._runs.adapters.loaded == ("words", "both")
+    assert loaded(engine) == ("words", "both")
     assert made(engine, parameters(lora=(STYLE,))) == first
 
 
@@ -147,7 +157,7 @@ def test_a_set_above_the_limit_is_loaded_all_the_same(folder: Path, parameters: 
     engine = adapted(folder, max_cpu_loras=1)
     both = made(engine, parameters(lora=(STYLE, WORDS)))
     engine.generate(parameters(lora=(BOTH,)), Recorder())
-    assert list(engine._runs.adapters.loaded) == ["both"]
+    assert loaded(engine) == ("both",)
     assert made(engine, parameters(lora=(STYLE, WORDS))) == both
 
 
@@ -170,7 +180,7 @@ def test_a_broken_adapter_fails_its_request_alone(
             shared.generate(parameters(lora=(STYLE, Lora(name))), Recorder())
         assert says in caught.value.message
         assert caught.value.code == "lora_load_failed"
-    assert name not in shared._runs.adapters.loaded
+    assert name not in loaded(shared)
     assert made(shared, parameters()) == before[0]
     assert made(shared, parameters(lora=(STYLE,))) == before[1]
 
@@ -183,9 +193,7 @@ def test_an_interrupted_request_leaves_no_adapter_behind(
         with pytest.raises(Interrupted):
             shared.generate(parameters(lora=(BOTH,)), Recorder(stop_at=call))
         assert made(shared, parameters()) == before
-    assert [entry.users for entry in shared._runs.adapters._loaded.values()] == [0] * len(
-        shared._runs.adapters.loaded
-    )
+    assert adapters(shared).in_use == ()
 
 
 def test_a_transformer_takes_adapters(tmp_path: Path, parameters: MakeParameters):

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from workers.sharing.call import choose_rows
 from workers.sharing.checks import new_differences
-from workers.sharing.merging import Unmergeable, layout, merge
+from workers.sharing.merging import Unmergeable, choose_rows, layout, merge
 
 FRAMES = 4
 

@@ -24,10 +24,10 @@ from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
-from workers.engine.batch import Slot
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
 from workers.engine.progress import Interrupted
+from workers.engine.run import Slot
 from workers.engine.warm_up import is_right_in_batch
 
 FAMILIES = {
@@ -75,7 +75,7 @@ def test_an_editing_model_is_checked_in_a_batch(tmp_path: Path):
     pipe = load_pipeline(plan(save_family("flux_kontext", tmp_path)))
     engine = Engine(pipe, inspect_abilities(pipe, {"width": 64, "height": 64}), max_num_seqs=2)
     engine.warm_up()
-    assert engine._runs.batched_tasks == [TEXT_TO_IMAGE, IMAGE_TO_IMAGE]
+    assert engine.batched_tasks == [TEXT_TO_IMAGE, IMAGE_TO_IMAGE]
 
 
 def test_a_video_from_one_image_for_all_outputs_starts_by_itself(

@@ -143,7 +143,7 @@ def test_no_more_outputs_start_together_than_may_and_the_rest_are_the_next_batch
 ):
     asked += [asked[1].with_changes({"seed": 40}), asked[0].with_changes({"seed": 50})]
     alone = batches.alone(asked)
-    monkeypatch.setattr(batches.engine._runs.turns, "most_outputs", 4)
+    monkeypatch.setattr(batches.engine.turns, "most_outputs", 4)
     made = results(batches.start(asked, [Recorder() for _ in asked]))
     assert max(map(difference, made, alone)) <= 1
     # Two, one and one; those of three and of two find no room and are too many for one batch.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.sharing.stats import BatchStats
+from workers.sharing.call import BatchStats
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_requests_that_come_at_once_start_together_though_the_turn_is_free(
     batches.alone(asked)
     gates = [Gate() for _ in asked]
     engine = batches.engine
-    monkeypatch.setattr(engine._runs.turns, "patience_s", TIMEOUT_S)
+    monkeypatch.setattr(engine.turns, "patience_s", TIMEOUT_S)
 
     def come(index: int):
         with engine.request_coming():

@@ -21,7 +21,7 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
 from workers.engine.progress import Interrupted
-from workers.engine.run import watch_steps
+from workers.engine.steps import WatchedStep
 
 STEPS = 3
 
@@ -97,7 +97,9 @@ def test_steps_of_a_copy_beside_the_scheduler_are_no_steps_of_the_run():
         return result
 
     scheduler = FlowMatchEulerDiscreteScheduler()
-    watch_steps(scheduler, after, beside=lambda: told.append("beside"))
+    beside: Any = lambda: told.append("beside")  # noqa: E731
+    watched: Any = scheduler
+    watched.step = WatchedStep(scheduler, after, beside=beside)
     scheduler.set_timesteps(3)
     sound = copy.deepcopy(scheduler)
     picture_sample = sound_sample = torch.ones(1, 4)

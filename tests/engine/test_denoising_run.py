@@ -17,7 +17,7 @@ from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
-from workers.engine.run import watch_steps
+from workers.engine.steps import WatchedStep
 
 
 def run(pipe: Any, **options: Any):
@@ -40,7 +40,7 @@ def watched(pipe: Any, calls: list[Any]):
         calls.append(result)
         return result
 
-    watch_steps(own.scheduler, note)
+    own.scheduler.step = WatchedStep(own.scheduler, note)
     return own
 
 

@@ -82,8 +82,9 @@ def test_another_seed_gives_another_image(engine: Engine, parameters: MakeParame
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_four_threads_at_once_make_what_each_makes_alone(
-    engine: Engine, parameters: MakeParameters, deterministic: bool
+    busy_engine: Engine, parameters: MakeParameters, deterministic: bool
 ):
+    engine = busy_engine
     usual = [
         parameters(prompt="a red circle on a blue background", seed=1),
         parameters(prompt="a green square on a red background", seed=2, num_inference_steps=9),
@@ -132,7 +133,9 @@ def test_a_run_leaves_the_global_random_state_alone(engine: Engine, parameters: 
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_each_part_is_timed(engine: Engine, parameters: MakeParameters):
+@pytest.mark.parametrize("kind", ["engine", "busy_engine"])
+def test_each_part_is_timed(kind: str, request: pytest.FixtureRequest, parameters: MakeParameters):
+    engine: Engine = request.getfixturevalue(kind)
     made = engine.generate(parameters(), Recorder())
     assert made.steps == 6
     assert min(made.encode_s, made.denoise_s, made.decode_s) > 0

@@ -9,14 +9,20 @@ import pytest
 from tests.engine.conftest import MakeParameters, count_decodes
 from tests.engine.living_tensors import growth
 from tests.engine.recorder import Recorder
+from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.progress import Interrupted
 
+MAX_NUM_SEQS = (1, 8)
 STEPS = 6
 WHOLE_WAY = [(0, STEPS), *((step, STEPS) for step in range(STEPS + 1))]
 
 
-def test_every_step_is_told_in_order(engine: Engine, parameters: MakeParameters):
+@pytest.mark.parametrize("kind", ["engine", "busy_engine"])
+def test_every_step_is_told_in_order(
+    kind: str, request: pytest.FixtureRequest, parameters: MakeParameters
+):
+    engine: Engine = request.getfixturevalue(kind)
     recorder = Recorder()
     engine.generate(parameters(), recorder)
     assert recorder.calls == WHOLE_WAY
@@ -41,9 +47,11 @@ def test_second_order_schedulers_tell_the_calls_they_really_make(
         pytest.param(len(WHOLE_WAY) - 1, id="before decoding"),
     ],
 )
+@pytest.mark.parametrize("max_num_seqs", MAX_NUM_SEQS)
 def test_an_interrupted_run_ends_there_and_decodes_nothing(
-    own_engine: Engine, pipe: Any, parameters: MakeParameters, call: int
+    pipe: Any, parameters: MakeParameters, call: int, max_num_seqs: int
 ):
+    own_engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=max_num_seqs)
     decodes = count_decodes(pipe)
     forwards: list[None] = []
     pipe.unet.register_forward_hook(lambda *_: forwards.append(None))
@@ -59,8 +67,9 @@ def test_an_interrupted_run_ends_there_and_decodes_nothing(
 
 
 def test_a_run_that_waits_for_its_turn_can_be_interrupted(
-    engine: Engine, parameters: MakeParameters
+    busy_engine: Engine, parameters: MakeParameters
 ):
+    engine = busy_engine
     holds_turn, may_go_on = threading.Event(), threading.Event()
 
     class Holder(Recorder):
@@ -110,12 +119,18 @@ def test_one_run_s_guidance_is_not_the_next_one_s(engine: Engine, parameters: Ma
     assert before.images[0].tobytes() == after.images[0].tobytes()
 
 
+@pytest.mark.parametrize("max_num_seqs", MAX_NUM_SEQS)
 @pytest.mark.parametrize("stop_at", [None, 0, 1, 3])
 @pytest.mark.parametrize("scheduler", ["DPMSolverMultistepScheduler", "UniPCMultistepScheduler"])
 def test_a_run_leaves_no_tensor_behind_that_only_the_garbage_collector_finds(
-    own_engine: Engine, parameters: MakeParameters, scheduler: str, stop_at: int | None
+    pipe: Any,
+    parameters: MakeParameters,
+    scheduler: str,
+    stop_at: int | None,
+    max_num_seqs: int,
 ):
     """It would keep latents and embeddings of the device until it happens to run."""
+    own_engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=max_num_seqs)
 
     def run() -> None:
         with contextlib.suppress(Interrupted):
@@ -126,8 +141,9 @@ def test_a_run_leaves_no_tensor_behind_that_only_the_garbage_collector_finds(
 
 
 def test_a_run_that_waits_for_its_turn_to_decode_can_be_interrupted(
-    own_engine: Engine, pipe: Any, parameters: MakeParameters
+    pipe: Any, parameters: MakeParameters
 ):
+    own_engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=8)
     decodes = count_decodes(pipe)
     is_there, may_go_on = threading.Event(), threading.Event()
 

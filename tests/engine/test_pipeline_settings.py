@@ -108,7 +108,8 @@ def test_offload_gives_the_same_picture_and_stays_on(
     plain = pixels(served(load(families[name])), asked)
     pipe = load(families[name])
     offload(pipe, CPU)
-    engine = served(pipe, enable_cpu_offload=offload is offload_parts)
+    settings = PipelineSettings(enable_cpu_offload=offload is offload_parts)
+    engine = Engine(pipe, inspect_abilities(pipe, {}), settings, max_num_seqs=4)
     hooks = list(getattr(pipe, "_all_hooks", []))
     decodes = count_decodes(pipe)
     with pytest.raises(Interrupted):
@@ -117,8 +118,8 @@ def test_offload_gives_the_same_picture_and_stays_on(
     for _ in range(2):
         assert np.abs(pixels(engine, asked) - plain).max() <= 1
     assert getattr(pipe, "_all_hooks", []) == hooks
-    # The forwards still go through the rendezvous.
-    assert sum(engine.rendezvous.histogram.values()) > 4
+    if offload is offload_layers:  # the forwards still go through the rendezvous
+        assert sum(engine.rendezvous.histogram.values()) > 4
 
 
 def test_blocks_are_compiled(families: dict[str, Path], parameters: MakeParameters):

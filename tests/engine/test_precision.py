@@ -40,10 +40,10 @@ def _spoil(pipe: Any, dtypes: tuple[torch.dtype, ...], width: int = 64) -> None:
     pipe.unet.conv_in.register_forward_hook(spoil)
 
 
-def _engine(dtype: str, change: Callable[[Any], None], pipe: Any = None) -> Engine:
-    pipe = pipe or load_pipeline(plan(dtype=dtype))
+def _engine(dtype: str, change: Callable[[Any], None], **options: Any) -> Engine:
+    pipe = load_pipeline(plan(dtype=dtype))
     change(pipe)
-    return Engine(pipe, inspect_abilities(pipe, {}))
+    return Engine(pipe, inspect_abilities(pipe, {}), **options)
 
 
 def _weights(engine: Engine) -> list[torch.Tensor]:
@@ -170,7 +170,7 @@ class _Stoppable(Recorder):
 def test_a_run_in_float32_waits_for_its_neighbours_and_they_never_see_it(
     parameters: MakeParameters, caplog: pytest.LogCaptureFixture
 ):
-    engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)))
+    engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)), max_num_seqs=4)
     caplog.set_level(logging.WARNING)
     asked = parameters(width=72, deterministic=True)
     reference = engine.generate(asked, Recorder()).images[0].tobytes()
@@ -223,8 +223,7 @@ class _Halves(DeviceChunk):
 
 
 def test_devices_whose_kernels_take_no_float32_are_not_asked_to(parameters: MakeParameters):
-    engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)))
-    engine._chunk = _Halves()
+    engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)), chunk=_Halves())
     with pytest.raises(NonFiniteOutput, match=r"the denoiser gave NaN or infinity; another"):
         engine.generate(parameters(), Recorder())
 

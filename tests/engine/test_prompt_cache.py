@@ -3,6 +3,7 @@
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,10 @@ def made(engine: Engine, parameters: Any) -> bytes:
 
 
 def counted(engine: Engine) -> tuple[int, int]:
-    return engine._runs.prompts.hits, engine._runs.prompts.misses
+    for feature in engine.features:
+        if isinstance(feature, PromptCache):
+            return feature.hits, feature.misses
+    return 0, 0
 
 
 def test_a_hit_has_the_bytes_of_a_miss_and_of_no_cache(
@@ -122,8 +126,13 @@ class Encoder:
 
 def watched(most_bytes: int) -> tuple[Any, PromptCache]:
     pipe, cache = Encoder(), PromptCache(most_bytes)
-    cache.watch(pipe, lambda: None)
+    attach(cache, pipe)
     return pipe, cache
+
+
+def attach(cache: PromptCache, pipe: Any) -> None:
+    run: Any = SimpleNamespace(pipe=pipe, text_state=())
+    cache.attach(run)
 
 
 def test_what_was_used_longest_ago_goes_first_and_the_bytes_stay_below():
@@ -168,7 +177,7 @@ def test_the_bytes_that_are_kept_are_those_that_are_counted():
             return torch.zeros(100_000)[:100], torch.zeros(1).expand(100)
 
     pipe, cache = Cutting(), PromptCache(2000)
-    cache.watch(pipe, lambda: None)
+    attach(cache, pipe)
     pipe.encode_prompt("a")
     ((kept, _),) = cache._kept.values()
     assert sum(each.untyped_storage().nbytes() for each in kept) == 800 < cache.bytes < 850

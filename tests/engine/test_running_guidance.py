@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ from tests.engine.guided_family import (
 )
 from tests.engine.recorder import Recorder, Steerer
 from workers.engine.arguments import Inputs
-from workers.engine.batch import Slot
 from workers.engine.features.guidance import RunningGuidance
+from workers.engine.run import Slot
 
 
 @pytest.fixture(scope="module")
@@ -233,16 +234,18 @@ def test_an_embedded_scale_is_multiplied_as_the_pipeline_did(
 ):
     """HunyuanVideo multiplies by 1000, in bfloat16."""
     asked = families("flux").asked.with_changes({"guidance_scale": first})
-    guidance = RunningGuidance([Slot(asked, Recorder(guidance=7.3), Inputs())])
-    guidance.watched({"guidance_scale": first}, HunyuanVideoPipeline)
-    guidance.enter_loop()
-    guidance.at_boundary(0, [True], None, over=False)
+    slot = Slot(asked, Recorder(), Inputs())
+    guidance = RunningGuidance([slot], {"guidance_scale": first}, HunyuanVideoPipeline)
+    run: Any = SimpleNamespace(
+        step=0, steps=3, latents=None, at_step=[], before_forward=[], rows_of=lambda _: slice(None)
+    )
+    guidance.enter_loop(run)
+    guidance.steer(run, slot, {"guidance_scale": 7.3})
 
     def embedded(scale: float) -> torch.Tensor:
         return torch.tensor([scale] * 2, dtype=torch.bfloat16) * multiple
 
-    steered = guidance.steered_call(torch.nn.Identity(), {"t": 1, "guidance": embedded(first)})
-    assert (steered is not None) == changes
-    if steered is not None:
-        assert steered["t"] == 1
-        assert torch.equal(steered["guidance"], embedded(7.3))
+    (steered_call,) = run.before_forward
+    steered = steered_call(torch.nn.Identity(), {"t": 1, "guidance": embedded(first)})
+    assert steered["t"] == 1
+    assert torch.equal(steered["guidance"], embedded(7.3 if changes else first))

@@ -15,7 +15,8 @@ ONES = torch.ones(2, 3)
 
 def changed(first: float, *values: float) -> RunningScale:
     scale = RunningScale(first, len(values))
-    scale.values = list(values)
+    for sample, value in enumerate(values):
+        scale.set(slice(sample, sample + 1), value)
     return scale
 
 

@@ -50,12 +50,17 @@ def block_calls(engine: Engine) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=CACHE_BACKENDS)
-def engine(request: pytest.FixtureRequest, flux: Path) -> Engine:
-    return cached(flux, request.param, **OPTIONS[request.param])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(backend: str, flux: Path) -> Engine:
+    return cached(flux, backend, **OPTIONS[backend])
 
 
 def test_requests_in_sequence_equal_their_solo_runs(
-    flux: Path, engine: Engine, parameters: MakeParameters
+    flux: Path, backend: str, engine: Engine, parameters: MakeParameters
 ):
     """The cache works, and what one request left in it, interrupted too, is gone for the next."""
     first = parameters(num_inference_steps=8)
@@ -65,7 +70,6 @@ def test_requests_in_sequence_equal_their_solo_runs(
     assert 0 < len(calls) < 8
     with pytest.raises(Interrupted):
         engine.generate(first, Recorder(stop_at=4))
-    backend = str(engine._runs.step_cache._backend)
     assert made(engine, second) == made(cached(flux, backend, **OPTIONS[backend]), second)
     assert made(engine, first) == alone
 

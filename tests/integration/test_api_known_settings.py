@@ -28,7 +28,7 @@ def test_each_default_has_its_source(api: Api) -> None:
     assert model["defaults"]["negative_prompt"] == " "
     assert model["default_sources"].keys() == model["defaults"].keys()
     assert model["default_sources"]["true_cfg_scale"] == PAGE
-    assert model["default_sources"]["guidance_scale"] == "pipeline"
+    assert model["default_sources"]["negative_prompt"] == "pipeline"
     assert model["default_sources"]["width"] == "stage"  # the stage file of these tests says it
 
 

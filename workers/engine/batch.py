@@ -1,16 +1,18 @@
-"""Requests inside the engine: their turns, and which of them start as one pipeline call."""
+"""Requests that start as one pipeline call, and the run of such a batch.
 
+Each stays a request of its own: it is told of its steps, may leave and may fail by itself.
+"""
+
+import functools
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import accumulate
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate, compress
 from typing import Any
 
 import torch
 from PIL import Image
 
+from configs.errors import NonFiniteOutput
 from configs.parameters import FROM_IMAGE_TASKS, Parameters
 from workers.engine.arguments import (
     Inputs,
@@ -18,37 +20,63 @@ from workers.engine.arguments import (
     call_arguments,
     is_edit,
 )
-from workers.engine.generation import Generation
-from workers.engine.progress import Progress
+from workers.engine.generation import (
+    Generation,
+    output_of,
+    refuse_non_finite,
+)
+from workers.engine.progress import Interrupted, Progress
+from workers.engine.run import Run, Runs, Slot
 from workers.families import family_of
 
 
-class Slot:
-    """A request, alone or among others that started with it.
+class _Told:
+    """Tells a `Progress` never less than before, whichever thread it is told by."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._step = 0
+        self._one_at_a_time = threading.Lock()
+
+    def on_step(self, step: int, steps: int) -> None:
+        with self._one_at_a_time:
+            self._step = max(self._step, step)
+            self._progress.on_step(self._step, max(steps, self._step))
+
+    def guidance(self) -> Mapping[str, float | None]:
+        return self._progress.guidance()
+
+    def wants_preview(self) -> bool:
+        return self._progress.wants_preview()
+
+    def on_preview(self, step: int, picture: Image.Image) -> None:
+        self._progress.on_preview(step, picture)
+
+
+class BatchSlot(Slot):
+    """A request beside others, some of which may start with it.
 
     Attributes:
         batch_key: Requests of equal ones may start as one pipeline call; None starts by itself.
         outputs: How many it makes.
         by_itself: Whether it is over for those it started with, and begins anew without them.
-        steer_from: Step before which changes of its guidance do not count, since it has run that
-            far without them.
-        warnings: Sentences for the client.
-        arrived: When, on the clock of `time.perf_counter`.
     """
 
-    def __init__(self, parameters: Parameters, progress: Progress, inputs: Inputs) -> None:
-        """Take the request as it came."""
-        self.parameters = parameters
-        self.inputs = inputs
+    def __init__(self, slot: Slot) -> None:
+        """Take the request as it came, or as it has to begin anew."""
+        progress = slot.progress if isinstance(slot, BatchSlot) else _Told(slot.progress)
+        super().__init__(
+            slot.parameters,
+            progress,
+            slot.inputs,
+            in_float32=slot.in_float32,
+            arrived=slot.arrived,
+            steer_from=slot.steer_from,
+        )
         self.batch_key: Hashable = None
-        self.outputs = parameters.num_outputs_per_prompt
+        self.outputs = slot.parameters.num_outputs_per_prompt
         self.by_itself = False
-        self.steer_from = 0
-        self.warnings: list[str] = []
-        self.arrived = time.perf_counter()
-        self._progress = progress
-        self._told = 0
-        self._turn_to_tell = threading.Lock()
+        self._ending = threading.Lock()
         self._ended = threading.Event()
         self._generation: Generation | None = None
         self._error: BaseException | None = None
@@ -58,44 +86,19 @@ class Slot:
         """Whether it is over, in whatever way, or has to begin anew by itself."""
         return self._ended.is_set()
 
-    def tell(self, step: int, steps: int) -> None:
-        """Tell how far it is, never less than before; raises what the `Progress` raises."""
-        with self._turn_to_tell:
-            self._told = max(self._told, step)
-            self._progress.on_step(self._told, max(steps, self._told))
-
-    def show(self, step: int, picture: Callable[[], Image.Image | None]) -> None:
-        """Show how it looks after `step`, if that is wanted."""
-        if self.ended or not self._progress.wants_preview():
-            return
-        shown = picture()
-        if shown is not None:
-            self._progress.on_preview(step, shown)
-
-    def wanted_guidance(self, step: int) -> Mapping[str, float | None]:
-        """Return the scales that were changed, by name, if they count from `step` on."""
-        return self._progress.guidance() if step >= self.steer_from else {}
-
     def end(self, generation: Generation | None = None, error: BaseException | None = None) -> None:
         """End it; the first end counts."""
-        with self._turn_to_tell:
+        with self._ending:
             if not self.ended:
                 self._generation, self._error = generation, error
                 self._ended.set()
 
     def run_by_itself(self) -> None:
         """Send it away from the others, to begin anew."""
-        with self._turn_to_tell:
+        with self._ending:
             if not self.ended:
                 self.by_itself = True
                 self._ended.set()
-
-    def anew(self) -> "Slot":
-        """Return a slot for the same request that starts by itself and goes on telling."""
-        slot = Slot(self.parameters, self._progress, self.inputs)
-        slot.steer_from = self.steer_from
-        slot.arrived, slot._told = self.arrived, self._told
-        return slot
 
     def result(self) -> Generation | None:
         """Wait for the end; None where it has to begin anew by itself.
@@ -151,10 +154,8 @@ def batch_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> Has
     return common, images, inputs.mask is not None, size
 
 
-def batch_arguments(slots: Sequence[Slot], pipeline_class: Any) -> dict[str, Any]:
+def batch_arguments(slots: Sequence[BatchSlot], pipeline_class: Any) -> dict[str, Any]:
     """Return the arguments of one call for requests of one batch, of a pipeline of that class."""
-    if len(slots) == 1:
-        return call_arguments(slots[0].parameters, pipeline_class, slots[0].inputs)
     calls: list[dict[str, Any]] = []
     for slot in slots:
         single = slot.parameters.with_changes({"num_outputs_per_prompt": 1})
@@ -179,16 +180,16 @@ class OutputRows:
         total: Rows of all of them.
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[BatchSlot]) -> None:
         """Lay them out."""
         self.keep(slots)
 
-    def keep(self, slots: Sequence[Slot]) -> None:
+    def keep(self, slots: Sequence[BatchSlot]) -> None:
         """Lay out these only, for the others have no rows any more."""
         self.slots = tuple(slots)
         ends = list(accumulate(slot.outputs for slot in slots))
         self.total = ends[-1]
-        self._rows = {
+        self._rows: dict[Slot, slice] = {
             slot: slice(end - slot.outputs, end) for slot, end in zip(slots, ends, strict=True)
         }
 
@@ -196,129 +197,166 @@ class OutputRows:
         """Return the rows of one request."""
         return self._rows[slot]
 
-    def of_all(self, slots: Sequence[Slot]) -> list[int]:
+    def of_all(self, slots: Sequence[BatchSlot]) -> list[int]:
         """Return the rows of some of the requests."""
         return [row for slot in slots for row in range(self.total)[self._rows[slot]]]
 
 
-_POLL_S = 0.1
+# Pixels of all outputs together.
+_DECODED_AT_ONCE = 1024 * 1024
 
 
-class _Ticket:
-    def __init__(self, slot: Slot | None) -> None:
-        self.slot = slot
-        self.called = threading.Event()
-        self.taken_along = False
+class BatchDecoder:
+    """The autoencoder of one pipeline, or none, where it decodes for several requests."""
+
+    def __init__(self, vae: Any) -> None:
+        """Remember how it is."""
+        self._vae = vae
+        self._slicing = getattr(vae, "use_slicing", None)
+        self._whole: dict[str, Any] | None = None
+
+    def prepare(self, rows: OutputRows, kept: Sequence[BatchSlot]) -> None:
+        """Have those decoded that are `kept` among the requests of `rows`, which it tells if so.
+
+        They cannot be told apart where the autoencoder gets other rows, such as frames; all are
+        decoded then. Large outputs of several requests are decoded one by one: memory as for one
+        alone.
+        """
+        self.restore()
+        asked = rows.slots[0].parameters
+        outputs = sum(slot.outputs for slot in kept)
+        pixels = outputs * asked.width * asked.height * (asked.num_frames or 1)
+        if pixels > _DECODED_AT_ONCE and self._slicing is False:
+            self._vae.use_slicing = True
+        if self._vae is not None and len(kept) < len(rows.slots):
+            self._leave_out(rows, kept)
+
+    def restore(self) -> None:
+        """Undo :meth:`prepare`."""
+        if self._vae is None:
+            return
+        if self._whole is not None:
+            vars(self._vae).pop("decode")
+            vars(self._vae).update(self._whole)
+            self._whole = None
+        if self._slicing is False:
+            self._vae.use_slicing = False
+
+    def _leave_out(self, rows: OutputRows, kept: Sequence[BatchSlot]) -> None:
+        decode, chosen, total = self._vae.decode, rows.of_all(kept), rows.total
+
+        def choose(value: Any) -> Any:
+            if torch.is_tensor(value) and value.ndim and len(value) == total:
+                return value[torch.tensor(chosen, device=value.device)]
+            return value
+
+        @functools.wraps(decode)
+        def decode_kept(latents: Any, *args: Any, **options: Any) -> Any:
+            if not torch.is_tensor(latents) or len(latents) != total:
+                return decode(latents, *args, **options)
+            rows.keep(kept)
+            args = tuple(choose(each) for each in args)
+            options = {name: choose(each) for name, each in options.items()}
+            return decode(choose(latents), *args, **options)
+
+        own = vars(self._vae)
+        self._whole = {"decode": own["decode"]} if "decode" in own else {}
+        own["decode"] = decode_kept
 
 
-class Turns:
-    """Belongs to one engine; a turn belongs to a run, not to a thread.
+class BatchRun(Run):
+    """The run of several requests.
 
     Attributes:
-        patience_s: Longest that one whose turn it is waits for those that are about to come.
-        most_outputs: Of those that start together. Each is a text to encode at once, and attention
-            of a text encoder takes a hundred megabytes for one (T5-XXL, 512 tokens).
+        kept: The requests that stayed to the end, in their order.
+        output_rows: Which rows of the output are whose.
     """
 
-    def __init__(self) -> None:
-        """The turn is free."""
-        self.patience_s = 0.005
-        self.most_outputs = 16
-        self._lock = threading.Lock()
-        self._taken = False
-        self._queue: deque[_Ticket] = deque()
-        self._coming = 0
-        self._nobody_comes = threading.Condition(self._lock)
-        self._thread = threading.local()
+    slots: Sequence[BatchSlot]
 
-    @contextmanager
-    def coming(self) -> Iterator[None]:
-        """Say that this thread may be about to bring a request; it has come or not at the end."""
-        with self._lock:
-            self._coming += 1
-            self._thread.is_coming = True
+    def __init__(
+        self, runs: Runs, slots: Sequence[BatchSlot], pipe: Any, decoder: BatchDecoder
+    ) -> None:
+        """Run `pipe`, whose scheduler must be its own, for `slots` of one batch."""
+        super().__init__(runs, slots, pipe)
+        self.kept: Sequence[BatchSlot] = list(slots)
+        self.output_rows = OutputRows(slots)
+        self._rows = OutputRows(slots)
+        self._decoder = decoder
+
+    def call(self) -> Any:
+        """Encode, denoise and decode; a request that ends is told by itself."""
         try:
-            yield
+            return super().call()
         finally:
-            with self._lock:
-                self._has_come()
+            if self.holds_turn:
+                self._decoder.restore()
 
-    @property
-    def waiting(self) -> int:
-        """How many wait for their turn."""
-        return len(self._queue)
+    def make_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the pipeline's call for all requests."""
+        return batch_arguments(self.slots, type(self.pipe))
 
-    def begin(self, slot: Slot) -> Sequence[Slot]:
-        """Wait for the turn of `slot`; return whom it starts with, itself first.
+    def tell(self) -> None:
+        """Tell each request where the run is; one whose `Progress` raises is ended.
 
-        Empty where another has taken it along and works for it. It tells its step every tenth
-        of a second while it waits; raises what that raises.
+        Raises:
+            BaseException: What the last of them raised, when none is left.
         """
-        steps = slot.parameters.num_inference_steps
-        ticket = self._wait(lambda: slot.tell(0, steps), slot)
-        if ticket.taken_along:
-            return ()
-        batch = [slot]
-        with self._lock:
-            if slot.batch_key is not None:
-                self._nobody_comes.wait_for(lambda: not self._coming, self.patience_s)
-                for ticket in [each for each in self._queue if _fits(each, slot)]:
-                    if ticket.slot is None or not self._has_room(batch, ticket.slot):
-                        continue
-                    self._queue.remove(ticket)
-                    ticket.taken_along = True
-                    ticket.called.set()
-                    batch.append(ticket.slot)
-        return batch
-
-    def _has_room(self, batch: Sequence[Slot], slot: Slot) -> bool:
-        return sum(each.outputs for each in (*batch, slot)) <= self.most_outputs
-
-    def take(self, tell: Callable[[], None]) -> None:
-        """Wait for the turn; `tell` is called every tenth of a second and may raise."""
-        self._wait(tell, None)
-
-    def pass_on(self) -> None:
-        """Give the turn to whoever waits first; called by the run that has it."""
-        with self._lock:
-            if self._queue:
-                self._queue.popleft().called.set()
-            else:
-                self._taken = False
-
-    def _wait(self, tell: Callable[[], None], slot: Slot | None) -> _Ticket:
-        ticket = _Ticket(slot)
-        with self._lock:
-            self._has_come()
-            if not self._taken:
-                self._taken = True
-                return ticket
-            self._queue.append(ticket)
+        last_words: BaseException | None = None
+        for index, slot in enumerate(self.slots):
+            if self.present[index] and not slot.ended:
+                try:
+                    slot.progress.on_step(self.step, self.steps)
+                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                    last_words = error
+                    slot.end(error=error)
+            self.present[index] = not slot.ended
         try:
-            while not ticket.called.wait(_POLL_S):
-                tell()
-        except BaseException as error:
-            self._withdraw(ticket, error)
-            raise
-        return ticket
+            if not any(self.present):
+                raise last_words or Interrupted("nobody is left")
+        finally:
+            del last_words  # which its traceback would keep, with the tensors of the run
 
-    def _has_come(self) -> None:
-        if getattr(self._thread, "is_coming", False):
-            self._thread.is_coming = False
-            self._coming -= 1
-            if not self._coming:
-                self._nobody_comes.notify_all()
+    def at_boundary(self) -> None:
+        """Between two steps, let those go that have to begin anew."""
+        super().at_boundary()
+        self.present[:] = [not slot.ended for slot in self.slots]
+        if not any(self.present):
+            raise Interrupted("nobody is left")
 
-    def _withdraw(self, ticket: _Ticket, error: BaseException) -> None:
-        with self._lock:
-            waits = ticket in self._queue
-            if waits:
-                self._queue.remove(ticket)
-        if ticket.taken_along and ticket.slot is not None:
-            ticket.slot.end(error=error)
-        elif not waits:
-            self.pass_on()
+    def refuse_non_finite(self, sample: torch.Tensor) -> None:
+        """End the requests whose samples are no numbers."""
+        if len(sample) != self._rows.total:
+            refuse_non_finite(sample, "the denoiser")
+            return
+        for slot in self.slots:
+            try:
+                refuse_non_finite(sample[self._rows.of(slot)], "the denoiser")
+            except NonFiniteOutput as error:
+                slot.end(error=error)
 
+    def rows_of(self, slot: Slot) -> slice:
+        """Return which of the samples are those of a request."""
+        return self._rows.of(slot)
 
-def _fits(ticket: _Ticket, slot: Slot) -> bool:
-    return ticket.slot is not None and ticket.slot.batch_key == slot.batch_key
+    def latents_of(self, slot: Slot) -> torch.Tensor | None:
+        """Return the samples of one request after the last step; None where they are not told."""
+        if self.latents is None or len(self.latents) != self._rows.total:
+            return None
+        return self.latents[self._rows.of(slot)]
+
+    def finish(self, output: Any) -> list[Generation]:
+        """End the requests that stayed, each with its part of the output."""
+        rows, generations = self.output_rows, []
+        for slot in self.kept:
+            own = output_of(output, rows.of(slot), rows.total)
+            generations.append(self.generation(slot, own))
+            slot.end(generations[-1])
+        return generations
+
+    def denoised(self) -> None:
+        """End the denoising; what is decoded leaves out the rows of those that left."""
+        super().denoised()
+        self.tell()
+        self.kept = list(compress(self.slots, self.present))
+        self._decoder.prepare(self.output_rows, self.kept)

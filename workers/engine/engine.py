@@ -1,8 +1,7 @@
 """The engine of one replica: a loaded pipeline that turns parameters into images or videos.
 
-`generate` may be called from many threads at once: each call runs a shallow copy of the pipeline,
-which shares the weights and has its own noise scheduler; inside their loops they meet at the
-rendezvous and share denoiser calls. Knows no Redis, no Celery, no HTTP and no file format.
+With `max_num_seqs` above 1, requests run at once and share denoiser calls; otherwise nothing of
+that is built.
 """
 
 import gc
@@ -17,22 +16,25 @@ import torch
 
 from configs.errors import (
     GenerationFailed,
+    LoraLoadFailed,
     OutOfMemory,
     ServingError,
 )
 from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings, ReplicaPlan
-from workers.devices.chunk import DeviceChunk
+from workers.devices.chunk import DeviceChunk, denoisers
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
-from workers.engine.features.float32_retry import FiniteRuns
+from workers.engine.concurrent import ConcurrentRuns, Turns
+from workers.engine.features import FEATURES
 from workers.engine.generation import Generation
 from workers.engine.known_settings import find_defaults
 from workers.engine.loader import finish_settings, load_pipeline
 from workers.engine.progress import Progress, SilentProgress
-from workers.engine.runs import PipelineRuns
+from workers.engine.run import Parts, Runs, Serve, Slot
 from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
 from workers.failures import run_failure, short_cause
+from workers.patches import note_places, note_signatures
 from workers.sharing.rendezvous import Rendezvous
 
 __all__ = ["Engine", "Generation"]
@@ -41,7 +43,15 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """One pipeline on one device chunk; make it with :meth:`load`."""
+    """One pipeline on one device chunk; make it with :meth:`load`.
+
+    Attributes:
+        abilities: What requests may ask for.
+        features: Those that are on.
+        request_coming: Returns a context to say that this thread may be about to call
+            :meth:`generate`, within milliseconds. Those that come at once start together, and a
+            lone request needs to wait for nobody.
+    """
 
     def __init__(
         self,
@@ -49,25 +59,40 @@ class Engine:
         abilities: Abilities,
         settings: PipelineSettings | None = None,
         max_num_seqs: int = 1,
+        chunk: DeviceChunk | None = None,
     ) -> None:
         """Serve `pipe`, which the engine owns from here on and which has its settings already.
 
-        It serves up to `max_num_seqs` requests at once.
+        It serves up to `max_num_seqs` requests at once. The devices of `chunk` work for it already.
 
         Raises:
             ModelLoadFailed: The pipeline takes no adapters, or has no cache of the kind set.
         """
         settings = settings or PipelineSettings()
         self._pipe = pipe
-        self._max_num_seqs = max_num_seqs
+        self._chunk = chunk or DeviceChunk()
         self._warmup_shapes = settings.warmup_shapes
+        several = max_num_seqs > 1 and not settings.one_at_a_time
         self._one_at_a_time: AbstractContextManager[Any] = (
-            threading.Lock() if settings.one_at_a_time else nullcontext()
+            nullcontext() if several else threading.Lock()
         )
-        self._chunk = DeviceChunk()
-        self._runs = PipelineRuns(pipe, abilities, settings)
-        self._finite_runs = FiniteRuns(pipe, self._runs)
-        self.abilities = replace(abilities, loras=self._runs.loras)
+        # First, since whatever looks at a denoiser's `forward` has to find the one that stays.
+        self._rendezvous = Rendezvous(denoisers(pipe).values()) if several else None
+        parts = Parts(pipe, abilities, settings, self._chunk, self._rendezvous)
+        found = [feature_of(parts) for feature_of in FEATURES]
+        self.features = tuple(feature for feature in found if feature is not None)
+        _note_what_stays(pipe, settings)
+        runs = Runs(pipe, abilities, self.features)
+        self._concurrent: ConcurrentRuns | None = None
+        self._serve: Serve = runs.serve
+        self.request_coming: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self._rendezvous is not None:
+            self._concurrent = ConcurrentRuns(pipe, runs, self._rendezvous)
+            self._serve = self._concurrent.serve
+            self.request_coming = self._concurrent.turns.coming
+        for feature in reversed(self.features):
+            self._serve = feature.around_request(self._serve)
+        self.abilities = self._with_offers(abilities)
 
     @classmethod
     def load(cls, plan: ReplicaPlan) -> Self:
@@ -88,12 +113,10 @@ class Engine:
         chunk = DeviceChunk.open(pipe, plan)
         try:
             finish_settings(pipe, settings)
-            engine = cls(pipe, abilities, settings, plan.stage.engine_args.max_num_seqs)
+            return cls(pipe, abilities, settings, plan.stage.engine_args.max_num_seqs, chunk)
         except BaseException:
             chunk.close()
             raise
-        engine._chunk = chunk
-        return engine
 
     def watch_devices(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with the reason, in a thread, once no run can succeed any more.
@@ -115,20 +138,25 @@ class Engine:
         Raises:
             GenerationError: When the model cannot make it; the replica must not become ready.
         """
-        # A cache shows only late in a run whether it fits the family.
+        # What a feature keeps between steps shows only late in a run whether it fits the family.
+        stateful = any(feature.stateful for feature in self.features)
         requests = WarmUpRequests(
-            self.abilities, self._warmup_shapes, steps=100 if self._runs.step_cache.on else None
+            self.abilities, self._warmup_shapes, steps=100 if stateful else None
         )
         for parameters, inputs in requests.of_each_size():
             self.generate(parameters, SilentProgress(), inputs)
-        self.abilities = replace(self.abilities, preview=self._runs.preview.ready)
-        # A cache keeps requests apart anyway.
-        if self._max_num_seqs > 1 and not self._runs.step_cache.on:
-            self._runs.batched_tasks = [
+        self.abilities = self._with_offers(self.abilities)
+        if self._concurrent is not None:
+            self._concurrent.batched_tasks = [
                 task
-                for task in self._runs.tasks_for_batches
-                if self._is_right_in_batch(requests.in_batch(task))
+                for task in self._concurrent.tasks_for_batches
+                if self._is_right_in_batch(self._concurrent, requests.in_batch(task))
             ]
+
+    def _with_offers(self, abilities: Abilities) -> Abilities:
+        for feature in self.features:
+            abilities = feature.offers(abilities)
+        return abilities
 
     def _offer_no_more(self, task: str, failure: GenerationFailed) -> None:
         """Take away a further task of the parts that the warm-up showed they cannot do."""
@@ -137,29 +165,34 @@ class Engine:
         self.abilities = replace(self.abilities, tasks=tasks)
 
     @property
+    def batched_tasks(self) -> list[str]:
+        """Tasks whose requests may start together, which the warm-up found out."""
+        return [] if self._concurrent is None else list(self._concurrent.batched_tasks)
+
+    @property
+    def turns(self) -> Turns:
+        """For what runs at once share outside their loops."""
+        assert self._concurrent is not None, "one request runs at a time"
+        return self._concurrent.turns
+
+    @property
     def rendezvous(self) -> Rendezvous:
-        """Where the denoising loops of the requests meet."""
-        return self._runs.rendezvous
+        """Where the denoising loops of runs at once meet."""
+        assert self._rendezvous is not None, "one request runs at a time"
+        return self._rendezvous
 
     @property
     def requests_waiting(self) -> int:
         """Requests and runs that wait for their turn to encode or decode."""
-        return self._runs.turns.waiting
+        return 0 if self._concurrent is None else self._concurrent.turns.waiting
 
-    def request_coming(self) -> AbstractContextManager[None]:
-        """Say that this thread may be about to call :meth:`generate`, within milliseconds.
-
-        Those that come at once start together, and a lone request needs to wait for nobody.
-        """
-        return self._runs.turns.coming()
-
-    def _is_right_in_batch(self, parameters: Parameters) -> bool:
+    def _is_right_in_batch(self, concurrent: ConcurrentRuns, parameters: Parameters) -> bool:
         try:
             return is_right_in_batch(
                 parameters,
                 str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
                 lambda asked, inputs: self.generate(asked, SilentProgress(), inputs),
-                self._runs.serve_at_once,
+                concurrent.serve_at_once,
             )
         except GenerationFailed as failure:
             if parameters.task == self.abilities.tasks[0]:
@@ -187,11 +220,12 @@ class Engine:
             DeviceLost: No run of this process can succeed any more, whoever is to blame.
             GenerationFailed: Anything else the pipeline raised; the log has its traceback.
         """
+        if parameters.lora and not self.abilities.loras:
+            name = parameters.lora[0].name
+            raise LoraLoadFailed(f"lora: there is no adapter {name!r}; this stage has none")
         try:
             with self._one_at_a_time:
-                return self._finite_runs.serve(
-                    parameters, progress, inputs or Inputs(), self._chunk
-                )
+                return self._serve(Slot(parameters, progress, inputs or Inputs()))
         except ServingError:
             raise
         except Exception as error:
@@ -214,3 +248,14 @@ class Engine:
         return sum(
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
         )
+
+
+def _note_what_stays(pipe: Any, settings: PipelineSettings) -> None:
+    compiled = settings.diffusion_compile_granularity != "none"  # such code asks nothing
+    found = list(denoisers(pipe).values())
+    if not compiled:
+        for denoiser in found:
+            note_signatures(denoiser)
+    for part in pipe.components.values():
+        if isinstance(part, torch.nn.Module) and not (compiled and part in found):
+            note_places(part)

@@ -125,7 +125,7 @@ def _made_in(output: Any, names: tuple[str, ...]) -> Any:
 
 def to_images(pixels: Any) -> tuple[Image.Image, ...]:
     """Turn `[n, height, width, 3]` floats from 0 to 1 into images; raises NonFiniteOutput."""
-    return tuple(Image.fromarray(each) for each in _to_bytes(pixels))
+    return tuple(map(Image.fromarray, _to_bytes(pixels)))
 
 
 def to_videos(pixels: Any, fps: float) -> tuple[Video, ...]:

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from configs.parameters import (
     Parameters,
 )
 from workers.engine.arguments import Inputs, arguments_of, left_out
-from workers.engine.batch import Slot, batch_arguments, batch_of, takes_batches
 from workers.engine.schedulers import made_scheduler
 from workers.families import FRAME_COUNTS, family_of
 
@@ -248,7 +247,11 @@ _TEXTS_KEPT = 256
 
 
 class PipelineCopies:
-    """Makes copies of a loaded pipeline, and the arguments they are called with."""
+    """Makes copies of a loaded pipeline.
+
+    Attributes:
+        classes: Of the pipelines of each task.
+    """
 
     def __init__(self, pipe: Any, abilities: Abilities) -> None:
         """Copy `pipe` and those that other tasks make of its parts."""
@@ -257,7 +260,8 @@ class PipelineCopies:
         # Prompts, and negative ones above all, come again.
         self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
         self._pipes = task_pipelines(pipe)
-        self._kinds = {task: _settled(each) for task, each in self._pipes.items()}
+        self.classes = {task: type(each) for task, each in self._pipes.items()}
+        self._settled = {task: _settled(each) for task, each in self._pipes.items()}
 
     def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
         """Return a copy for one run.
@@ -273,25 +277,12 @@ class PipelineCopies:
         if task == INPAINT and inputs.mask is None:
             raise GenerationFailed(f"mask_image: {task} needs one")
         pipe = self._copy_with_scheduler(task, parameters.scheduler)
-        pipe.__class__ = self._kinds[task]
+        pipe.__class__ = self._settled[task]
         return pipe
-
-    @property
-    def tasks_for_batches(self) -> list[str]:
-        """Tasks whose pipelines may be called for several requests at once."""
-        return [task for task, pipe in self._pipes.items() if takes_batches(task, type(pipe))]
-
-    def batch(self, slot: Slot) -> Hashable:
-        """Return what it has in common with those it may start with; None where it is alone."""
-        return batch_of(slot.parameters, slot.inputs, type(self._pipes[slot.parameters.task]))
-
-    def arguments(self, slots: Sequence[Slot]) -> dict[str, Any]:
-        """Return the arguments of one call for requests of one batch."""
-        return batch_arguments(slots, type(self._pipes[slots[0].parameters.task]))
 
     def prompt_warnings(self, parameters: Parameters) -> list[str]:
         """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""
-        kind = type(self._pipes[parameters.task])
+        kind = self.classes[parameters.task]
         warnings = [
             f"{name}: {kind.__name__} takes none; it was left out"
             for name in left_out(parameters, kind)

@@ -1,360 +1,382 @@
-"""The way through a pipeline: encode, denoise, decode."""
+"""The run of one request: encode, denoise, decode.
 
-import functools
-import itertools
+A pipeline does all three in one call. Its first call of the denoiser ends the encoding, the step of
+its noise scheduler is where the run is watched and stopped, and its last step ends the denoising.
+What else may be done hangs on the hooks of :class:`Feature`.
+"""
+
+import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from PIL import Image
 
-from configs.errors import NonFiniteOutput
-from workers.engine.batch import OutputRows, Slot, Turns
-from workers.engine.features.guidance import RunningGuidance
-from workers.engine.features.preview import Preview
-from workers.engine.generation import refuse_non_finite
-from workers.engine.progress import Interrupted
-from workers.patches import method_signature
-from workers.sharing.call import Member
+from configs.parameters import Abilities, Parameters
+from configs.stage_config import PipelineSettings
+from workers.devices.chunk import DeviceChunk, denoisers
+from workers.engine.arguments import Inputs, call_arguments
+from workers.engine.generation import (
+    Generation,
+    Video,
+    frames_in,
+    images_in,
+    output_warnings,
+    refuse_non_finite,
+    to_images,
+    to_videos,
+    watch_decoder,
+)
+from workers.engine.loader import free_parts
+from workers.engine.pipelines import PipelineCopies
+from workers.engine.progress import Progress
+from workers.engine.steps import WatchedStep, steps_from
+from workers.families import DEFAULT_FPS
+from workers.sharing.rendezvous import Rendezvous
 
 
-def watch_steps(
-    scheduler: Any,
-    after_step: Callable[[Any, Any], Any],
-    generators: Callable[[], list[torch.Generator]] = list,
-    beside: Callable[[], None] = lambda: None,
-) -> None:
-    """Make `scheduler.step` return what `after_step` makes of its result and its timestep.
+@dataclass(eq=False)
+class Slot:
+    """A request in a run.
 
-    Item 0 of the result is the sample.
-
-    Pipelines of flow models pass it no generator, as most of their schedulers draw nothing. One
-    that does would draw from the generator of the process, so it gets `generators`, one for each
-    sample.
-
-    Some pipelines copy their scheduler when they are called, and step the copies: for the sound
-    beside the pictures (LTX-2), or for each frame (SkyReels-V2). Copies are watched as well. The
-    steps of whichever is stepped first are those of the run; after a step of another there is only
-    a call of `beside`.
+    Attributes:
+        parameters: What it asks for.
+        progress: Is told of its steps, and may end or change it.
+        inputs: Its images.
+        in_float32: Whether the weights are held in float32 for it.
+        arrived: When, on the clock of `time.perf_counter`.
+        steer_from: Step before which changes of its guidance do not count, since it has run that
+            far without them.
+        warnings: Sentences for the client.
     """
-    watch = _Watch(after_step, generators, beside)
-    scheduler.step = _WatchedStep(scheduler, watch)
+
+    parameters: Parameters
+    progress: Progress
+    inputs: Inputs
+    in_float32: bool = False
+    arrived: float = field(default_factory=time.perf_counter)
+    steer_from: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over while the run goes on for others."""
+        return False
+
+    def run_by_itself(self) -> None:
+        """Send it away from others that started with it, to begin anew."""
 
 
-class _Watch:
-    """What is done after the steps of a scheduler and of its copies."""
+Serve = Callable[[Slot], Generation]
 
-    def __init__(
-        self,
-        after_step: Callable[[Any, Any], Any],
-        generators: Callable[[], list[torch.Generator]],
-        beside: Callable[[], None],
-    ) -> None:
-        self._after_step = after_step
-        self._beside = beside
-        self.generators = generators
-        self._first: Callable[[], _WatchedStep | None] | None = None
 
-    def after(self, step: "_WatchedStep", result: Any, time: Any) -> Any:
-        if self._first is None:
-            self._first = weakref.ref(step)
-        if step is self._first():
-            return self._after_step(result, time)
-        self._beside()
+@dataclass(frozen=True)
+class Parts:
+    """What features are made of.
+
+    Attributes:
+        pipe: The pipeline, whose denoisers and encoders all runs share.
+        rendezvous: Where runs share denoiser calls; None where there is one run at a time.
+    """
+
+    pipe: Any
+    abilities: Abilities
+    settings: PipelineSettings
+    chunk: DeviceChunk
+    rendezvous: Rendezvous | None
+
+
+class Feature:
+    """Something that is done beside runs. A hook that a feature does not override is not called.
+
+    Attributes:
+        stateful: Whether it keeps something on the denoisers from one step to the next.
+    """
+
+    stateful = False
+
+    @classmethod
+    def of(cls, parts: Parts) -> Self | None:
+        """Return the feature for an engine; None where it is off."""
+        raise NotImplementedError
+
+    def offers(self, abilities: Abilities) -> Abilities:
+        """Return the abilities with what it makes possible; asked at load and after the warm-up."""
+        return abilities
+
+    def around_request(self, serve: Serve) -> Serve:
+        """Return what serves a request in place of `serve`."""
+        return serve
+
+    def attach(self, run: "Run") -> None:
+        """Change a run, its pipeline or its arguments, right before the pipeline is called."""
+
+    def around_call(self, run: "Run") -> AbstractContextManager[Any]:
+        """Return what is entered before the pipeline is called, and left at its end."""
+        raise NotImplementedError
+
+    def steer(self, run: "Run", slot: Slot, wanted: Mapping[str, float | None]) -> None:
+        """Change the guidance of a request that goes on; called between steps once it is edited."""
+
+    def show(self, run: "Run", slot: Slot) -> None:
+        """Show a request that wants to see it how it looks; called after a step."""
+
+    def after_call(self, run: "Run", slot: Slot, output: Image.Image) -> None:
+        """Learn from the first output of a request that is done."""
+
+
+class Runs:
+    """What the runs of one pipeline share.
+
+    Attributes:
+        pipelines: Makes the copy of the pipeline for each run.
+        current: The run of each thread, as `run`.
+    """
+
+    def __init__(self, pipe: Any, abilities: Abilities, features: Sequence[Feature]) -> None:
+        """Run copies of `pipe`, whose `forward` of the denoisers is what it will stay."""
+
+        def hooks(name: str) -> list[Callable[..., Any]]:
+            own = [each for each in features if name in _overridden(each)]
+            return [getattr(each, name) for each in own]
+
+        self.attach, self.around_call = hooks("attach"), hooks("around_call")
+        self.steer, self.show, self.after_call = hooks("steer"), hooks("show"), hooks("after_call")
+        self.pipelines = PipelineCopies(pipe, abilities)
+        self.current = threading.local()
+        self.default_fps = abilities.default_fps or DEFAULT_FPS
+        self.offloads = bool(getattr(pipe, "_all_hooks", ()))
+        self._vae = getattr(pipe, "vae", None)
+        self._vae_dtype = _dtype(self._vae)
+        watch_decoder(self._vae)
+        for denoiser in denoisers(pipe).values():
+            denoiser.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+
+    def serve(self, slot: Slot) -> Generation:
+        """Run one request while no other runs."""
+        pipe = self.pipelines.copy_for(slot.parameters, slot.inputs)
+        run = Run(self, [slot], pipe)
+        return run.generation(slot, run.call())
+
+    def restore_decoder(self) -> None:
+        """Undo the upcast of a pipeline that an error left in place (SDXL)."""
+        if self._vae is not None and _dtype(self._vae) != self._vae_dtype:
+            self._vae.to(dtype=self._vae_dtype)
+
+    def _before_forward(
+        self, denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        run: Run | None = getattr(self.current, "run", None)
+        if run is None:
+            return None
+        if run.encoded_at is None:
+            run.encoded()
+        if not run.before_forward:
+            return None
+        for hook in run.before_forward:
+            kwargs = hook(denoiser, kwargs)
+        return args, kwargs
+
+
+class Run:
+    """One call of one pipeline copy, in one thread.
+
+    Attributes:
+        slots: The request that it is for; several where they started together.
+        present: For each of them, whether it still wants its samples.
+        pipe: The copy.
+        arguments: Of its call; features may change them before it.
+        steps: Denoising steps, in calls of the noise scheduler.
+        step: Those done.
+        latents: The sample after the last of them.
+        encoded_at: When the first call of the denoiser began, as `time.perf_counter` says.
+        holds_turn: Whether no other run encodes or decodes now.
+        text_state: What the text encoders are set to.
+        batch_mean: Mean number of requests that shared its denoiser calls.
+        notes: What features keep of this run, each by itself.
+        before_forward: Hooks of this run: each gets the denoiser and the named arguments of its
+            call, and returns those to call it with.
+        after_encode: Hooks of this run alone, called with it before the first step.
+        at_step: The same, called before the first step and after each.
+        after_denoise: The same, called after the last step.
+    """
+
+    def __init__(self, runs: Runs, slots: Sequence[Slot], pipe: Any) -> None:
+        """Run `pipe`, whose scheduler must be its own."""
+        self.slots = slots
+        self.present = [True] * len(slots)
+        self.pipe = pipe
+        self.arguments: dict[str, Any] = {}
+        self.step, self.steps = 0, slots[0].parameters.num_inference_steps
+        self.latents: torch.Tensor | None = None
+        self.encoded_at: float | None = None
+        self.holds_turn = True
+        self.text_state: tuple[Any, ...] = (slots[0].in_float32,)
+        self.batch_mean = 1.0
+        self.notes: dict[Feature, Any] = {}
+        self.before_forward: list[Callable[[Any, dict[str, Any]], dict[str, Any]]] = []
+        self.after_encode: list[Callable[[Run], None]] = []
+        self.at_step: list[Callable[[Run], None]] = []
+        self.after_denoise: list[Callable[[Run], None]] = []
+        self._runs = runs
+        self._last_step: float | None = None
+        self._ended = 0.0
+
+    def call(self) -> Any:
+        """Encode, denoise and decode; return the output of the pipeline.
+
+        Raises:
+            Interrupted: The requests were ended.
+            BaseException: Whatever else ends them.
+        """
+        runs, pipe = self._runs, self.pipe
+        runs.current.run = self
+        try:
+            with torch.inference_mode(), ExitStack() as around:
+                self.tell()
+                for slot in self.slots:
+                    slot.warnings += runs.pipelines.prompt_warnings(slot.parameters)
+                self.arguments = self.make_arguments()
+                for hook in runs.around_call:
+                    around.enter_context(hook(self))
+                for hook in runs.attach:
+                    hook(self)
+                drawn = self.arguments["generator"]
+                pipe.scheduler.step = WatchedStep(
+                    pipe.scheduler,
+                    self._after_step,
+                    drawn if isinstance(drawn, list) else [drawn],
+                    beside=self.tell,
+                )
+                output = pipe(**self.arguments)
+            self._ended = time.perf_counter()
+            self._steer()  # what was changed while it was decoded came too late
+            return output
+        except BaseException:
+            if self.holds_turn:
+                runs.restore_decoder()
+            raise
+        finally:
+            del runs.current.run
+            # It closes a cycle that would keep a multistep scheduler's tensors until the next
+            # garbage collection.
+            pipe.scheduler.__dict__.pop("step", None)
+            if runs.offloads:
+                free_parts(pipe)
+
+    def make_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the pipeline's call."""
+        slot = self.slots[0]
+        return call_arguments(slot.parameters, type(self.pipe), slot.inputs)
+
+    def tell(self) -> None:
+        """Tell where the run is; raises what its `Progress` raises to end it."""
+        self.slots[0].progress.on_step(self.step, self.steps)
+
+    def encoded(self) -> None:
+        """End the encoding: the first call of the denoiser is about to run."""
+        self.encoded_at = time.perf_counter()
+        # Pipelines that skip steps (image-to-image) mostly say here how many are left.
+        counted = self.pipe.__dict__.get("_num_timesteps")
+        self.steps = int(counted or len(self.pipe.scheduler.timesteps))
+        for hook in self.after_encode:
+            hook(self)
+        self.at_boundary()
+
+    def _after_step(self, result: Any, timestep: Any) -> Any:
+        """Note a step of the scheduler, and end the denoising after the last; returns `result`."""
+        sample = result[0]
+        if sample.is_cuda:
+            # Python runs ahead of the device: without this, steps are told that are not done yet.
+            torch.cuda.current_stream(sample.device).synchronize()
+        self._last_step = time.perf_counter()
+        if self.encoded_at is None:  # a denoiser by another name
+            self.encoded()
+        if not self.step and not self.pipe.__dict__.get("_num_timesteps"):
+            self.steps = steps_from(self.pipe.scheduler, timestep)
+        self.step += 1
+        self.steps = max(self.steps, self.step)
+        self.latents = sample
+        self.at_boundary()
+        if self.step == self.steps:
+            self.refuse_non_finite(sample)
+            self.denoised()
         return result
 
+    def denoised(self) -> None:
+        """End the denoising: what comes is decoded."""
+        for hook in self.after_denoise:
+            hook(self)
 
-class _WatchedStep:
-    """Stands as `step` on one scheduler, and on a copy of it as the copy's own."""
+    def at_boundary(self) -> None:
+        """Between two steps, tell where the run is, and do what its requests want to be done."""
+        self.tell()
+        for hook in self.at_step:
+            hook(self)
+        self._steer()
+        if self.step:
+            for index, slot in enumerate(self.slots):
+                if not slot.ended and self.present[index] and slot.progress.wants_preview():
+                    for show in self._runs.show:
+                        show(self, slot)
 
-    def __init__(self, scheduler: Any, watch: _Watch) -> None:
-        step = type(scheduler).step
-        # The pipelines look at the signature to decide whether to pass `generator` and `eta`: a
-        # wrapper that hides it would drop the seeds without a word.
-        self.__signature__ = method_signature(step)
-        # Weakly, for together they would keep a scheduler's tensors until they are collected.
-        self._scheduler = weakref.ref(scheduler)
-        self._step, self._watch = step, watch
-        names = list(self.__signature__.parameters)
-        # By position or by name; -1 is no position.
-        self._sample_at, self._time_at, self._generator_at = (
-            names.index(name) if name in names else -1
-            for name in ("sample", "timestep", "generator")
+    def _steer(self) -> None:
+        for index, slot in enumerate(self.slots):
+            if self.present[index] and not slot.ended and self.step >= slot.steer_from:
+                wanted = slot.progress.guidance()
+                if wanted:
+                    for hook in self._runs.steer:
+                        hook(self, slot, wanted)
+
+    def refuse_non_finite(self, sample: torch.Tensor) -> None:
+        """Raise NonFiniteOutput unless all of the last sample are numbers."""
+        refuse_non_finite(sample, "the denoiser")
+
+    def rows_of(self, slot: Slot) -> slice:
+        """Return which of the samples are those of a request."""
+        del slot
+        return slice(None)
+
+    def latents_of(self, slot: Slot) -> torch.Tensor | None:
+        """Return the samples of one request after the last step; None where they are not told."""
+        del slot
+        return self.latents
+
+    def generation(self, slot: Slot, output: Any) -> Generation:
+        """Return what a request made, of which `output` is the pipeline's output for it alone."""
+        parameters = slot.parameters
+        images: tuple[Image.Image, ...] = ()
+        videos: tuple[Video, ...] = ()
+        if parameters.makes_video:
+            videos = to_videos(frames_in(output), parameters.fps or self._runs.default_fps)
+        else:
+            images = to_images(images_in(output))
+        for hook in self._runs.after_call:
+            hook(self, slot, images[0] if images else Image.fromarray(videos[0].frames[0]))
+        first = self._ended if self.encoded_at is None else self.encoded_at
+        last = first if self._last_step is None else self._last_step
+        return Generation(
+            images=images,
+            videos=videos,
+            seeds=parameters.seeds(),
+            scheduler=type(self.pipe.scheduler).__name__,
+            steps=self.step,
+            encode_s=first - slot.arrived,
+            denoise_s=last - first,
+            decode_s=self._ended - last,
+            batch_mean=self.batch_mean,
+            warnings=(*slot.warnings, *output_warnings(output, images or videos, parameters)),
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) <= self._generator_at and kwargs.get("generator") is None:
-            own, at = self._watch.generators(), self._sample_at
-            sample = args[at] if len(args) > at >= 0 else kwargs.get("sample")
-            if sample is not None and len(sample) == len(own):
-                kwargs["generator"] = own
-        time = args[self._time_at] if len(args) > self._time_at >= 0 else kwargs.get("timestep")
-        return self._watch.after(self, self._step(self._scheduler(), *args, **kwargs), time)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_WatchedStep":
-        # A scheduler that is being copied is there already; of its attributes alone there is none.
-        copied = memo.get(id(self._scheduler()))
-        return self if copied is None else _WatchedStep(copied, self._watch)
-
-
-def steps_from(scheduler: Any, time: Any) -> int:
-    """Return how many steps there are from the timestep `time` to the last, both counted."""
-    times = list(map(float, scheduler.timesteps))
-    one = isinstance(time, (int, float)) or (torch.is_tensor(time) and time.numel() == 1)
-    here = float(time) if one else None
-    return len(times) - (times.index(here) if here in times else 0)
-
-
-# Pixels of all outputs together.
-_DECODED_AT_ONCE = 1024 * 1024
-
-
-class Decoder:
-    """The autoencoder of one pipeline, or none."""
-
-    def __init__(self, vae: Any) -> None:
-        """Remember how it is."""
-        self._vae = vae
-        self._dtype = _dtype(vae)
-        self._slicing = getattr(vae, "use_slicing", None)
-        self._whole: dict[str, Any] | None = None
-
-    def prepare(self, rows: OutputRows, kept: Sequence[Slot]) -> None:
-        """Have those decoded that are `kept` among the requests of `rows`, which it tells if so.
-
-        They cannot be told apart where the autoencoder gets other rows, such as frames; all are
-        decoded then. Large outputs of several requests are decoded one by one: memory as for one
-        alone.
-        """
-        asked = rows.slots[0].parameters
-        outputs = sum(slot.outputs for slot in kept)
-        pixels = outputs * asked.width * asked.height * (asked.num_frames or 1)
-        if len(rows.slots) > 1 and pixels > _DECODED_AT_ONCE and self._slicing is False:
-            self._vae.use_slicing = True
-        if self._vae is not None and len(kept) < len(rows.slots):
-            self._leave_out(rows, kept)
-
-    def restore(self) -> None:
-        """Undo :meth:`prepare`, and an upcast of a pipeline that an error left in place (SDXL)."""
-        if self._vae is None:
-            return
-        if self._whole is not None:
-            vars(self._vae).pop("decode")
-            vars(self._vae).update(self._whole)
-            self._whole = None
-        if self._slicing is False:
-            self._vae.use_slicing = False
-        if _dtype(self._vae) != self._dtype:
-            self._vae.to(dtype=self._dtype)
-
-    def _leave_out(self, rows: OutputRows, kept: Sequence[Slot]) -> None:
-        decode, chosen, total = self._vae.decode, rows.of_all(kept), rows.total
-
-        def choose(value: Any) -> Any:
-            if torch.is_tensor(value) and value.ndim and len(value) == total:
-                return value[torch.tensor(chosen, device=value.device)]
-            return value
-
-        @functools.wraps(decode)
-        def decode_kept(latents: Any, *args: Any, **options: Any) -> Any:
-            if not torch.is_tensor(latents) or len(latents) != total:
-                return decode(latents, *args, **options)
-            rows.keep(kept)
-            args = tuple(choose(each) for each in args)
-            options = {name: choose(each) for name, each in options.items()}
-            return decode(choose(latents), *args, **options)
-
-        own = vars(self._vae)
-        self._whole = {"decode": own["decode"]} if "decode" in own else {}
-        own["decode"] = decode_kept
+def _overridden(feature: Feature) -> set[str]:
+    return {name for kind in type(feature).__mro__[:-2] for name in vars(kind)}
 
 
 def _dtype(vae: Any) -> torch.dtype | None:
     # `vae.dtype` walks through all parts each time.
     first = None if vae is None else next(vae.parameters(), None)
     return None if first is None else first.dtype
-
-
-class DenoisingRun:
-    """Watches one call of one pipeline copy for one request, or for several that started together.
-
-    Used as a context around the call, in one thread, by a run whose turn it is.
-
-    Attributes:
-        steps: Denoising steps of this run, in calls of the scheduler.
-        step: Those done.
-        kept: The requests that stayed to the end, in their order.
-        output_rows: Which rows of the output are whose.
-        keeps_turn: Whether no other run may come between its first and its last forward.
-        guidance: Of its requests.
-        generators: Those that the pipeline was called with, one for each sample.
-    """
-
-    def __init__(
-        self,
-        pipe: Any,
-        slots: Sequence[Slot],
-        turns: Turns,
-        member: Member,
-        decoder: Decoder,
-        preview: Preview,
-    ) -> None:
-        """Watch `pipe`, whose scheduler must be its own, for `slots` of one batch."""
-        self.steps = slots[0].parameters.num_inference_steps
-        self.step = 0
-        self.kept = list(slots)
-        self.output_rows = OutputRows(slots)
-        self.keeps_turn = False
-        self.guidance = RunningGuidance(slots)
-        self.generators: list[torch.Generator] = []
-        self._pipe = pipe
-        self._slots = slots
-        self._rows = OutputRows(slots)
-        self._turns = turns
-        self._member = member
-        self._decoder = decoder
-        self._preview = preview
-        self._latents: torch.Tensor | None = None
-        self._holds_turn = True
-        self._ended = time.perf_counter()
-        self._first_forward: float | None = None
-        self._last_step: float | None = None
-
-    def __enter__(self) -> Self:
-        watch_steps(
-            self._pipe.scheduler, self._after_step, lambda: self.generators, beside=self.tell
-        )
-        return self
-
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        self._ended = time.perf_counter()
-        if failure is None:  # what was changed while it was decoded came too late
-            self.guidance.at_boundary(self.step, self._member.present, None, over=True)
-        if self._holds_turn:
-            self._decoder.restore()
-        self._pass_turn()
-        # The wrapped step closes a cycle that would keep a multistep scheduler's tensors until the
-        # next garbage collection.
-        self._pipe.scheduler.__dict__.pop("step", None)
-
-    @property
-    def scheduler(self) -> str:
-        """Name of the noise scheduler."""
-        return type(self._pipe.scheduler).__name__
-
-    def timings(self, slot: Slot) -> tuple[float, float, float]:
-        """Seconds until the first step, from there to the last, and after it; waits included."""
-        first = self._ended if self._first_forward is None else self._first_forward
-        last = first if self._last_step is None else self._last_step
-        return first - slot.arrived, last - first, self._ended - last
-
-    def tell(self) -> None:
-        """Tell each `Progress` where the run is; one that raises ends its request.
-
-        Raises:
-            BaseException: What the last of them raised, when none is left.
-        """
-        if len(self._slots) == 1:
-            self._slots[0].tell(self.step, self.steps)
-            return
-        last_words: BaseException | None = None
-        for index, slot in enumerate(self._slots):
-            if self._member.present[index] and not slot.ended:
-                try:
-                    slot.tell(self.step, self.steps)
-                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                    last_words = error
-                    slot.end(error=error)
-            self._member.present[index] = not slot.ended
-        try:
-            if not any(self._member.present):
-                raise last_words or Interrupted("nobody is left")
-        finally:
-            del last_words  # which its traceback would keep, with the tensors of the run
-
-    def before_forward(self) -> None:
-        """Note a call of the denoiser; the first one ends the encoding."""
-        if self._first_forward is not None:
-            return
-        self._first_forward = time.perf_counter()
-        # Pipelines that skip steps (image-to-image) mostly say here how many are left.
-        counted = self._pipe.__dict__.get("_num_timesteps")
-        self.steps = int(counted or len(self._pipe.scheduler.timesteps))
-        if not self.keeps_turn:
-            self._pass_turn()
-        self.guidance.enter_loop()
-        self._at_boundary()
-
-    def _after_step(self, result: Any, timestep: Any) -> Any:
-        sample = result[0]
-        if sample.is_cuda:
-            # Python runs ahead of the device: without this, steps are told that are not done yet.
-            torch.cuda.current_stream(sample.device).synchronize()
-        self._last_step = time.perf_counter()
-        if self._first_forward is None:  # a denoiser by another name
-            self.before_forward()
-        if not self.step and not self._pipe.__dict__.get("_num_timesteps"):
-            self.steps = steps_from(self._pipe.scheduler, timestep)
-        self.step += 1
-        self.steps = max(self.steps, self.step)
-        self._latents = sample
-        for slot in self._slots:
-            slot.show(self.step, partial(self._picture_of, slot))
-        self._at_boundary()
-        if self.step < self.steps:
-            return result
-        # Nobody in the loop may wait for a run that waits for its turn.
-        self._member.leave()
-        self._refuse_non_finite(sample)
-        if not self._holds_turn:
-            self._turns.take(self.tell)
-            self._holds_turn = True
-        if len(self._slots) > 1:
-            self.tell()
-        self.kept = list(itertools.compress(self._slots, self._member.present))
-        self._decoder.prepare(self.output_rows, self.kept)
-        return result
-
-    def latents_of(self, slot: Slot) -> torch.Tensor | None:
-        """Return the samples of one request after the last step; None where they are not told."""
-        if len(self._slots) == 1 or self._latents is None:
-            return self._latents
-        if len(self._latents) != self._rows.total:
-            return None
-        return self._latents[self._rows.of(slot)]
-
-    def _picture_of(self, slot: Slot) -> Image.Image | None:
-        latents = self.latents_of(slot)
-        if latents is None:
-            return None
-        return self._preview.render(latents, slot.parameters.width, slot.parameters.height)
-
-    def _at_boundary(self) -> None:
-        self.tell()
-        self.guidance.at_boundary(
-            self.step,
-            self._member.present,
-            self._latents,
-            over=self.step >= self.steps,
-        )
-        self._member.present[:] = [not slot.ended for slot in self._slots]
-        if not any(self._member.present):
-            raise Interrupted("nobody is left")
-
-    def _refuse_non_finite(self, sample: torch.Tensor) -> None:
-        if len(self._slots) == 1 or len(sample) != self._rows.total:
-            refuse_non_finite(sample, "the denoiser")
-            return
-        for slot in self._slots:
-            try:
-                refuse_non_finite(sample[self._rows.of(slot)], "the denoiser")
-            except NonFiniteOutput as error:
-                slot.end(error=error)
-
-    def _pass_turn(self) -> None:
-        if self._holds_turn:
-            self._holds_turn = False
-            self._turns.pass_on()

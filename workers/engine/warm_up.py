@@ -12,9 +12,9 @@ from configs.errors import ModelLoadFailed
 from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
 from configs.stage_fields import WarmupShape
 from workers.engine.arguments import Inputs
-from workers.engine.batch import Slot
 from workers.engine.generation import Generation
 from workers.engine.progress import Interrupted, SilentProgress
+from workers.engine.run import Slot
 
 _logger = logging.getLogger(__name__)
 

@@ -1,25 +1,18 @@
-"""One call of a denoiser by one pipeline: what it is like, its rows, and what became of it."""
+"""One call of a denoiser by one pipeline, whose it is, and what was measured of its kind."""
 
 import functools
 import itertools
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median, median_low
 from typing import Any
 
 import torch
 
-from workers.sharing.argument_rules import (
-    BY_FRAME,
-    BY_SECOND,
-    LAYERS,
-    POSITION_ROWS,
-    SHARED,
-    TIMES,
-)
-from workers.sharing.merging import Arguments, Layout, Unmergeable, layout
-from workers.sharing.stats import BatchStats
+from workers.sharing.merging import Layout, Unmergeable, choose_rows, layout, place_rows
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +55,120 @@ def _look(value: Any) -> Hashable:
     return None
 
 
+_KEPT = 9
+
+
+_ENOUGH = 5
+
+
+# Smaller differences are not worth a smaller batch.
+_CLEARLY = 1.03
+
+
+# Forwards until a size is tried or weighed again.
+_REST = 200
+
+
+# Of the memory that is free, the rest is for encoders, autoencoders and fragments.
+_USABLE = 0.8
+
+
+class BatchStats:
+    """What was measured of merged calls of one kind: whether it is right, and how far it pays.
+
+    Attributes:
+        right: Whether a merged forward gave what its parts gave alone; None before the first.
+        pads: The same of one for which texts were made longer.
+        shown: Where the calls of checked forwards differed (``workers.sharing.checks``); of
+            those for which texts were made longer by themselves, under True.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known: any number of rows is allowed."""
+        self.right: bool | None = None
+        self.pads: bool | None = None
+        self.shown: dict[bool, set[tuple[str, int]]] = {False: set(), True: set()}
+        self._cap: int | None = None
+        self._rest = 0
+        self._weighed: list[float] = []
+        self._row_bytes: float | None = None
+        self._fitting: int | None = None
+        self._seconds: dict[int, deque[float]] = {}
+
+    def allows(self, rows: int) -> bool:
+        """Tell whether so many rows of several calls may go together."""
+        if self.right is False or (self._cap is not None and rows > self._cap):
+            return False
+        return self._fitting is None or rows <= self._fitting
+
+    def most(self, rows: Sequence[int]) -> int:
+        """Return how many of the requests with so many rows may go together; at least 1.
+
+        They are taken from the first on. Before anything is checked it is one, so that the first
+        forward of several is one that the rendezvous merges and checks.
+        """
+        if self.right is None:
+            return 1
+        counts = range(len(rows), 1, -1)
+        fitting = (count for count in counts if self.allows(sum(rows[:count])))
+        return next(fitting, 1)
+
+    def step_s(self, rows: int) -> float | None:
+        """Return what a forward of so many rows takes, in seconds; None if it never ran."""
+        times = self._seconds.get(rows)
+        return median_low(times) if times else None
+
+    def note(self, rows: Sequence[int], seconds: float) -> None:
+        """Learn what a forward of requests with so many rows took."""
+        self._seconds.setdefault(sum(rows), deque(maxlen=_KEPT)).append(seconds)
+        self._rest -= 1
+        if self._cap is not None and self._rest <= 0:
+            for size in [size for size in self._seconds if size > self._cap]:
+                del self._seconds[size]
+            self._cap = None
+
+    def doubts(self, rows: Sequence[int]) -> bool:
+        """Tell whether a forward of requests with so many rows seems slower than its parts.
+
+        It has to be weighed then: times from different moments of a busy machine prove nothing.
+        """
+        if len(rows) < 2 or self._rest > 0 or len(self._seconds.get(sum(rows), ())) < _ENOUGH:
+            return False
+        times = {each: self.step_s(each) for each in set(rows)}
+        known = [each for each in map(times.get, rows) if each is not None]
+        return len(known) == len(rows) and (self.step_s(sum(rows)) or 0.0) > sum(known)
+
+    def weigh(self, rows: Sequence[int], whole_s: float, parts_s: float) -> None:
+        """Learn what requests took together and, right after it, one by one.
+
+        Sizes that are clearly slower, five times weighed, are not tried again for two hundred
+        forwards.
+        """
+        self._weighed.append(whole_s / parts_s)
+        if len(self._weighed) == _ENOUGH:
+            self._rest = _REST
+            if median(self._weighed) > _CLEARLY:
+                self.limit(rows)
+            self._weighed.clear()
+
+    def note_memory(self, rows: int, peak_bytes: int | None, free_bytes: int | None) -> None:
+        """Learn what a forward of so many rows took at most, and what the next may take.
+
+        A forward has a part that does not grow with its rows, so a large one tells more than a
+        small one of what a row needs.
+        """
+        if peak_bytes is None or free_bytes is None or rows < 1:
+            return
+        needed = peak_bytes / rows
+        self._row_bytes = needed if self._row_bytes is None else min(self._row_bytes, needed)
+        self._fitting = int(_USABLE * free_bytes / max(self._row_bytes, 1.0))
+
+    def limit(self, rows: Sequence[int]) -> None:
+        """Keep later forwards smaller than these requests together, for a while."""
+        self._cap = sum(rows) - max(rows)
+        self._rest = _REST
+
+
 class Bell:
     """Wakes one thread; rung before it waits, it does not wait."""
 
@@ -92,6 +199,7 @@ class Member:
         present: For each request that the pipeline was called for, whether it still wants its
             samples. Rows of the others are left out of the forwards, where that can be.
         kind: That of its last call, for identity only; None while nobody need wait for it.
+        waits_for: How many of its calls are not done yet.
         bell: Wakes its thread.
         layouts: Remembers the layout of its calls.
     """
@@ -103,13 +211,15 @@ class Member:
         alone: bool,
         key: Hashable,
         outputs: Sequence[int],
+        present: list[bool] | None = None,
     ) -> None:
         """Made by :meth:`Rendezvous.member`."""
         self.alone = alone
         self.key = key
         self.outputs = tuple(outputs) if len(outputs) > 1 else (1,)
-        self.present = [True] * len(outputs)
+        self.present = [True] * len(outputs) if present is None else present
         self.kind: Any = None
+        self.waits_for = 0
         self.bell = Bell()
         self.layouts = LayoutMemory()
         self._forget = forget
@@ -131,70 +241,6 @@ class Member:
         self._shared += shared
 
 
-# Dimensions of positions that each sample has a row of.
-_OF_EACH = 3
-
-
-def choose_rows(arguments: Arguments, chosen: Sequence[int], rows: int) -> dict[str, Any]:
-    """Return the arguments of a call of `rows` rows for the `chosen` ones alone, in that order."""
-    return {name: _choose(name, value, chosen, rows) for name, value in arguments.items()}
-
-
-def place_rows(outputs: Sequence[Any], places: Sequence[Sequence[int]], rows: int) -> Any:
-    """Put the rows of `outputs` in their places among `rows`; those of nobody are zero.
-
-    Raises:
-        Unmergeable: An output has not the rows of its call.
-    """
-    first = outputs[0]
-    if first is None:
-        return None
-    if type(first) is tuple:
-        return tuple(place_rows(items, places, rows) for items in zip(*outputs, strict=True))
-    if isinstance(first, dict):
-        make: Any = type(first)
-        return make(
-            **{name: place_rows([each[name] for each in outputs], places, rows) for name in first}
-        )
-    if any(len(output) != len(place) for output, place in zip(outputs, places, strict=True)):
-        raise Unmergeable("output")
-    if torch.is_tensor(first):
-        placed = first.new_zeros((rows, *first.shape[1:]))
-        for output, place in zip(outputs, places, strict=True):
-            placed[torch.tensor(place, device=placed.device)] = output
-        return placed
-    listed = [torch.zeros_like(first[0])] * rows
-    for output, place in zip(outputs, places, strict=True):
-        for row, index in zip(output, place, strict=True):
-            listed[index] = row
-    return type(first)(listed)
-
-
-def _choose(name: str, value: Any, chosen: Sequence[int], rows: int) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _choose(key, each, chosen, rows) for key, each in value.items()}
-    if torch.is_tensor(value):
-        return _choose_of_tensor(name, value, chosen, rows)
-    if isinstance(value, (list, tuple)) and name in SHARED | LAYERS:
-        return type(value)(_choose(name, each, chosen, rows) for each in value)
-    if isinstance(value, (list, tuple)) and len(value) == rows:
-        return type(value)(value[index] for index in chosen)
-    return value
-
-
-def _choose_of_tensor(name: str, value: torch.Tensor, chosen: Sequence[int], rows: int) -> Any:
-    one_for_all = name in TIMES and value.ndim < 2 and value.numel() == 1
-    rows_of_positions = name in POSITION_ROWS and value.ndim == _OF_EACH
-    if one_for_all or (name in SHARED and not rows_of_positions):
-        return value
-    indices = torch.tensor(chosen, device=value.device)
-    if name in BY_SECOND:
-        return value[:, indices]
-    if name in BY_FRAME and len(value) != rows:
-        return value.reshape(rows, -1, *value.shape[1:])[indices].flatten(0, 1)
-    return value[indices]
-
-
 Forward = Callable[..., Any]
 
 
@@ -205,7 +251,10 @@ class Call:
         member: Whose it is.
         owners: The requests that have rows in it, by their numbers among those of the member.
         outputs: For each of them, how many outputs it has.
+        requests: How many they are.
         layout: None where it must run alone.
+        rows: Samples in it; 0 where it could not be told.
+        row_counts: Those of each request; of all together where they are not alike.
         stats: What was learnt about its kind; calls with the same stats may share a forward.
         arrived: When it came, on the rendezvous' clock.
         shared: How many requests its forward served, its own included.
@@ -227,36 +276,14 @@ class Call:
         self.owners: Sequence[int] = range(len(member.outputs))
         self.outputs: Sequence[int] = member.outputs
         self.arguments: Mapping[str, Any] = {}
+        self.requests = self.shared = len(self.owners)
         self.layout: Layout | None = None
+        self.rows = 0
+        self.row_counts = [0]
         self.stats: BatchStats | None = None
         self.arrived = arrived
-        self.shared = self.requests
         self.output: Any = None
         self.error: BaseException | None = None
-        self.done = False
-
-    @property
-    def kind(self) -> Any:
-        """Calls of equal kinds may share a forward; None shares with nobody."""
-        if self.layout is None:
-            return None
-        return self.forward, self.member.key, self.layout.signature
-
-    @property
-    def requests(self) -> int:
-        """How many requests have rows in it."""
-        return len(self.owners)
-
-    @property
-    def rows(self) -> int:
-        """Samples in the call; 0 where it could not be told."""
-        return 0 if self.layout is None else self.layout.rows
-
-    @property
-    def row_counts(self) -> list[int]:
-        """Samples of each request; of all together where they are not alike."""
-        repeats, odd = divmod(self.rows, sum(self.outputs))
-        return [self.rows] if odd else [repeats * outputs for outputs in self.outputs]
 
     def describe(self, names: Sequence[str]) -> None:
         """Find out its layout; `names` are those of the forward's arguments, in their order."""
@@ -269,6 +296,13 @@ class Call:
             self.layout = self.member.layouts.layout(self.arguments, layout)
         except Unmergeable as error:
             warn_once(error.name)
+            return
+        self.rows = self.layout.rows
+        self.row_counts = [self.rows] if self.requests == 1 else self._row_counts()
+
+    def _row_counts(self) -> list[int]:
+        repeats, odd = divmod(self.rows, sum(self.outputs))
+        return [self.rows] if odd else [repeats * outputs for outputs in self.outputs]
 
     def parts(self, size: int | None = None) -> "list[tuple[Call, list[int]]]":
         """Return it cut into calls of `size` requests, with the rows that each has of it.
@@ -305,7 +339,9 @@ class Call:
         part.layout = replace(self.layout, rows=len(places))
         part.owners = [self.owners[index] for index in indices]
         part.outputs = [self.outputs[index] for index in indices]
-        part.shared = part.requests
+        part.requests = part.shared = len(part.owners)
+        part.rows = part.layout.rows
+        part.row_counts = part._row_counts()
         return part, places
 
     def gather(self, parts: "Sequence[tuple[Call, list[int]]]") -> None:

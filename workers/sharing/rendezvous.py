@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from workers.patches import method_signature
-from workers.sharing.call import Bell, Call, Forward, Member
+from workers.sharing.call import BatchStats, Bell, Call, Forward, Member
 from workers.sharing.shared_forward import run_group
-from workers.sharing.stats import BatchStats
 
 
 class CallQueue:
     """Calls in the order of their coming, and whose next call is worth waiting for.
 
     Attributes:
+        calls: Those that wait.
         max_wait_s: Longest that the first in the queue waits for others while the device is free.
         wait_share: The same, in parts of what its forward takes.
         free_since: When the device became free, on the clock of `time.monotonic`.
@@ -28,32 +28,24 @@ class CallQueue:
         self.max_wait_s = 0.005
         self.wait_share = 0.25
         self.free_since = 0.0
-        self._calls: list[Call] = []
+        self.calls: list[Call] = []
         self._members: set[Member] = set()
-
-    def __len__(self) -> int:
-        """How many calls wait."""
-        return len(self._calls)
-
-    @property
-    def first(self) -> Call | None:
-        """The call that has waited longest."""
-        return self._calls[0] if self._calls else None
 
     def join(self, calls: Iterable[Call], member: Member) -> None:
         """Put the calls of a member at the end; others wait for its next ones if it shares any."""
-        calls = list(calls)
-        member.kind = calls[0].stats if calls[0].layout is not None else None
+        self.calls += calls
+        member.kind = self.calls[-1].stats
         if member.kind is not None:
             self._members.add(member)
-        self._calls += calls
 
     def remove(self, calls: Iterable[Call]) -> bool:
         """Take calls out of the queue; return whether any was in it."""
-        here = [call for call in calls if call in self._calls]
-        for call in here:
-            self._calls.remove(call)
-        return bool(here)
+        found = False
+        for call in calls:
+            if call in self.calls:
+                self.calls.remove(call)
+                found = True
+        return found
 
     def forget(self, member: Member) -> None:
         """Let nobody wait for a member any more."""
@@ -61,21 +53,25 @@ class CallQueue:
 
     def next_group(self) -> tuple[list[Call], float]:
         """Return the calls to run next and the seconds to wait before; none where none waits."""
-        head = self.first
-        if head is None:
+        if not self.calls:
             return [], 0.0
+        head, *others = self.calls
         stats = head.stats
-        if head.layout is None or stats is None:
-            return [head], 0.0
         group, rows = [head], head.rows
-        alike = [call for call in self._calls if call.stats is stats]
-        for call in alike[1:]:
-            if stats.allows(rows + call.rows):
-                group.append(call)
-                rows += call.rows
-        awaited = sum(member.kind is stats for member in self._members)
-        here = len({call.member for call in alike})
-        if awaited <= here or not stats.allows(rows + head.rows):
+        if stats is None:
+            return group, 0.0
+        awaited = set()
+        for member in self._members:
+            if member.kind is head.stats:
+                awaited.add(member)
+        awaited.discard(head.member)
+        for call in others:
+            if call.stats is head.stats:
+                awaited.discard(call.member)
+                if stats.allows(rows + call.rows):
+                    group.append(call)
+                    rows += call.rows
+        if not awaited or not stats.allows(rows + head.rows):
             return group, 0.0
         return group, self._patience_s(head, stats)
 
@@ -100,11 +96,11 @@ class StatsByKind:
         """Nothing was learnt."""
         self._stats: dict[Any, BatchStats] = {}
 
-    def of(self, call: Call) -> BatchStats | None:
-        """Return the stats that a call follows and adds to; None for one that runs alone."""
-        if call.layout is None:
-            return None
-        kind = call.kind
+    def of(self, call: Call) -> BatchStats:
+        """Return the stats that a call with a layout follows and adds to."""
+        assert call.layout is not None
+        # Calls of equal kinds may share a forward.
+        kind = call.forward, call.member.key, call.layout.signature
         stats = self._stats.get(kind)
         if stats is None:
             if len(self._stats) > _KINDS_KEPT:
@@ -144,13 +140,18 @@ class Rendezvous:
 
     @contextmanager
     def member(
-        self, *, alone: bool = False, key: Hashable = None, outputs: Sequence[int] = (1,)
+        self,
+        *,
+        alone: bool = False,
+        key: Hashable = None,
+        outputs: Sequence[int] = (1,),
+        present: list[bool] | None = None,
     ) -> Iterator[Member]:
         """Make the calls of this thread those of requests, each with so many outputs.
 
         See :class:`Member`.
         """
-        member = Member(self._forget, alone=alone, key=key, outputs=outputs)
+        member = Member(self._forget, alone=alone, key=key, outputs=outputs, present=present)
         self._local.member = member
         try:
             yield member
@@ -185,7 +186,7 @@ class Rendezvous:
     @property
     def waiting(self) -> int:
         """Calls that wait for the others or for the device now."""
-        return len(self.queue)
+        return len(self.queue.calls)
 
     def _forget(self, member: Member) -> None:
         with self._lock:
@@ -194,8 +195,8 @@ class Rendezvous:
 
     def _ring_first(self) -> None:
         """Have the first in the queue look whether its time has come."""
-        if self.queue.first is not None and not self._busy:
-            self.queue.first.member.bell.ring()
+        if self.queue.calls and not self._busy:
+            self.queue.calls[0].member.bell.ring()
 
     def _replacement(self, module: Any) -> Forward:
         forward: Forward = module.forward
@@ -207,52 +208,55 @@ class Rendezvous:
             member: Member | None = getattr(self._local, "member", None)
             if member is None:
                 return forward(*args, **kwargs)
-            call = Call(forward, args, kwargs, member, time.monotonic())
+            call, parts = Call(forward, args, kwargs, member, time.monotonic()), None
             if not member.alone:
                 call.describe(names)
-            parts = []
-            with self._lock:
-                call.stats = self._stats.of(call)
-            if not member.alone:
-                parts = call.parts()
-            self._wait_for([part for part, _ in parts] or [call], member)
+                if call.layout is not None:
+                    with self._lock:
+                        call.stats = self._stats.of(call)
+                if call.requests > 1:
+                    parts = call.parts()
             if parts:
+                self._wait_for([part for part, _ in parts], member)
                 call.gather(parts)
+            else:
+                self._wait_for([call], member)
             return call.result()
 
         return meet
 
     def _wait_for(self, calls: list[Call], member: Member) -> None:
+        member.waits_for = len(calls)
         try:
             with self._lock:
                 self.queue.join(calls, member)
-                patience_s = self._run_what_is_due(calls)
-            while not _done(calls):
+                patience_s = self._run_what_is_due(member)
+            while member.waits_for:
                 member.bell.wait(patience_s)
                 # All of a group wake at once: who is done does not queue for the lock again.
-                if not _done(calls):
+                if member.waits_for:
                     with self._lock:
-                        patience_s = self._run_what_is_due(calls)
+                        patience_s = self._run_what_is_due(member)
             for call in calls:
                 member.count(call.shared)
         finally:
-            if not _done(calls):  # this thread was told to end while it waited
+            if member.waits_for:  # this thread was told to end while it waited
                 with self._lock:
                     if self.queue.remove(calls):
                         self._ring_first()
 
-    def _run_what_is_due(self, calls: list[Call]) -> float | None:
-        """Run groups that are due until there is none, or until `calls` are done.
+    def _run_what_is_due(self, member: Member) -> float | None:
+        """Run groups that are due until there is none, or until the calls of `member` are done.
 
         Whoever sees that a group is complete runs it, so that nobody need wake for it. Returns how
-        long the thread of `calls` may then sleep before it looks again; None is until it is woken.
+        long the thread of `member` may then sleep before it looks again; None is until it is woken.
         """
-        while not _done(calls) and not self._busy:
+        while member.waits_for and not self._busy:
             group, patience_s = self.queue.next_group()
             if not group:
                 return None
             if patience_s > 0:
-                return patience_s if group[0] in calls else None
+                return patience_s if group[0].member is member else None
             self._run(group)
         return None
 
@@ -262,12 +266,13 @@ class Rendezvous:
         self._busy = True
         self._lock.release()
         try:
-            if self._set_to(group):
+            key = group[0].member.key
+            if self._key == key or self._set_to(key, group):
                 run_group(group, group[0].stats or BatchStats())
         finally:
             self._lock.acquire()
             for call in group:
-                call.done = True
+                call.member.waits_for -= 1
                 self._served[call.shared] += call.requests
                 call.member.bell.ring()
             self._pass_on()
@@ -281,11 +286,8 @@ class Rendezvous:
             self._busy = False
             self._ring_first()
 
-    def _set_to(self, group: list[Call]) -> bool:
+    def _set_to(self, key: Hashable, group: list[Call]) -> bool:
         """Set the denoisers to the key of `group`; where that fails its calls have failed."""
-        key = group[0].member.key
-        if self._key == key:
-            return True
         try:
             self._key = _UNKNOWN
             self.switch(key)
@@ -295,7 +297,3 @@ class Rendezvous:
                 call.error = error
             return False
         return True
-
-
-def _done(calls: list[Call]) -> bool:
-    return all(call.done for call in calls)

@@ -9,10 +9,9 @@ from typing import Any, Self
 import torch
 
 from workers.failures import is_out_of_memory, short_cause
-from workers.sharing.call import Call, warn_once
+from workers.sharing.call import BatchStats, Call, warn_once
 from workers.sharing.checks import new_differences, worst_excess
 from workers.sharing.merging import Unmergeable, merge, split
-from workers.sharing.stats import BatchStats
 
 _logger = logging.getLogger(__name__)
 
@@ -96,12 +95,10 @@ def _is_padded(group: Sequence[Call]) -> bool:
 def _run_alone(call: Call, stats: BatchStats) -> None:
     call.shared = call.requests
     try:
-        with ForwardCost(_device(call)) as cost:
+        with ForwardCost(None if call.layout is None else call.layout.device) as cost:
             call.output = call.forward(*call.args, **call.kwargs)
         if call.layout is not None:
-            stats.note(call.row_counts, cost.seconds)
-            stats.note_memory(call.rows, cost.peak_bytes, cost.free_bytes)
-            _weigh([call], call.row_counts, stats, cost.seconds)
+            _note([call], call.row_counts, stats, cost)
     except BaseException as error:  # noqa: BLE001 - raised in the thread whose call it is
         call.error = error
     if call.requests > 1 and call.error is not None and is_out_of_memory(call.error):
@@ -147,26 +144,30 @@ def _run_merged(group: Sequence[Call], stats: BatchStats) -> bool:
         for call, part in zip(group, parts, strict=True):
             call.output, call.shared = part, shared
     counts = [each for call in group for each in call.row_counts]
-    stats.note(counts, cost.seconds)
-    stats.note_memory(sum(rows), cost.peak_bytes, cost.free_bytes)
-    _weigh(group, counts, stats, cost.seconds)
+    _note(group, counts, stats, cost)
     return True
 
 
-def _weigh(
-    group: Sequence[Call], counts: Sequence[int], stats: BatchStats, together_s: float
+def _note(
+    group: Sequence[Call], counts: Sequence[int], stats: BatchStats, cost: ForwardCost
 ) -> None:
-    """Where requests of so many rows seem slower together, see what they take one by one."""
-    if not stats.doubts(counts):
+    """Learn what a forward took of requests with so many rows.
+
+    Where they seem slower together, see what they take one by one.
+    """
+    stats.note(counts, cost.seconds)
+    if cost.peak_bytes is not None:
+        stats.note_memory(sum(counts), cost.peak_bytes, cost.free_bytes)
+    if len(counts) < 2 or not stats.doubts(counts):
         return
     alone_s = 0.0
     for call in group:
         for part in [part for part, _ in call.parts(size=1)] or [call]:
-            with ForwardCost(_device(part)) as cost:
+            with ForwardCost(_device(part)) as own:
                 part.forward(**part.arguments)
-            alone_s += cost.seconds
-            stats.note(part.row_counts, cost.seconds)
-    stats.weigh(counts, together_s, alone_s)
+            alone_s += own.seconds
+            stats.note(part.row_counts, own.seconds)
+    stats.weigh(counts, cost.seconds, alone_s)
 
 
 def _check(group: Sequence[Call], parts: Sequence[Any], stats: BatchStats) -> None:

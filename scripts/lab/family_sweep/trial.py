@@ -172,9 +172,9 @@ def try_folder(folder: Path, called_with: Mapping[str, Any], findings: Findings)
     own = [task for task, pipe in bare.items() if pipe is next(iter(bare.values()))]
     findings.tasks = own
     engine.warm_up()
-    batch = [task for task in own if task in engine._runs.batched_tasks]
+    batch = [task for task in own if task in engine.batched_tasks]
     findings.starts = "yes" if batch == own else "no"
-    engine._runs.batched_tasks = ()
+    engine.turns.most_outputs = 1  # each of the next runs starts by itself
     for task in own:
         asked = small_request(engine, task, called_with)
         expected, steps = _made_bare(bare[task], asked)

@@ -3,12 +3,12 @@
 import logging
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from diffusers.loaders.lora_base import (
@@ -18,11 +18,13 @@ from diffusers.loaders.lora_base import (
 )
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
-from configs.parameters import Lora
+from configs.parameters import Abilities, Lora
 from configs.stage_config import PipelineSettings
 from configs.stage_fields import LORA_NAME, LoraSource
 from workers.devices.chunk import denoisers
+from workers.engine.run import Feature, Parts, Run
 from workers.failures import is_out_of_memory, short_cause
+from workers.sharing.rendezvous import Rendezvous
 
 _logger = logging.getLogger(__name__)
 
@@ -139,10 +141,6 @@ class AdaptedParts:
         """Whether an adapter changes a text encoder."""
         return any(_knows(encoder, name) for encoder in self._text_encoders)
 
-    def text_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Return what the text encoders compute in: float32 for a run that did not fit in half."""
-        return tuple(encoder.dtype for encoder in self._text_encoders)
-
     def _denoisers(self) -> Iterable[Any]:
         return denoisers(self._pipe).values()
 
@@ -180,10 +178,25 @@ class _Loaded:
     users: int = 0
 
 
-class Adapters:
-    """The adapters that requests to one pipeline may name."""
+# What the denoisers are set to after adapters were loaded; equal to no set.
+_UNKNOWN = object()
 
-    def __init__(self, pipe: Any, settings: PipelineSettings) -> None:
+
+class Adapters(Feature):
+    """The adapters that requests to one pipeline may name.
+
+    Where requests run at once, the rendezvous has the denoisers set to those of each call.
+    """
+
+    @classmethod
+    def of(cls, parts: Parts) -> Self | None:
+        """Return those of the stage; None where it has none."""
+        adapters = cls(parts.pipe, parts.settings, parts.rendezvous)
+        return adapters if adapters.names else None
+
+    def __init__(
+        self, pipe: Any, settings: PipelineSettings, rendezvous: Rendezvous | None = None
+    ) -> None:
         """Find the adapters of `settings`; none is loaded yet.
 
         Raises:
@@ -199,6 +212,14 @@ class Adapters:
                 "leave lora_modules and lora_dir out"
             )
         self._parts = AdaptedParts(pipe)
+        self._denoisers_set_to: Any = ()
+        self._rendezvous = rendezvous
+        if rendezvous is not None:
+            rendezvous.switch = self._set_denoisers
+
+    def offers(self, abilities: Abilities) -> Abilities:
+        """Offer the adapters."""
+        return replace(abilities, loras=self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -210,20 +231,24 @@ class Adapters:
         """Those in the modules now, the one used longest ago first."""
         return tuple(self._loaded)
 
-    @contextmanager
-    def ready(
-        self, wanted: AdapterSet, keep_still: Callable[[], AbstractContextManager[Any]]
-    ) -> Iterator[None]:
-        """Have the adapters of a request loaded as long as it runs, and the text encoders set.
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """Those of them that a request runs with now."""
+        return tuple(name for name, entry in self._loaded.items() if entry.users)
 
-        The caller has the turn to encode; forwards of the denoiser wait inside `keep_still()`.
+    @contextmanager
+    def around_call(self, run: Run) -> Iterator[None]:
+        """Have the adapters of a run loaded as long as it runs, and the text encoders set.
 
         Raises:
             LoraLoadFailed: An adapter cannot be read or does not fit; nothing of it stays.
         """
+        wanted = run.slots[0].parameters.lora
         missing = [each.name for each in wanted if each.name not in self._loaded]
         if missing:
-            with keep_still():
+            # Forwards of others wait meanwhile.
+            with nullcontext() if self._rendezvous is None else self._rendezvous.held():
+                self._denoisers_set_to = _UNKNOWN
                 self._make_room(wanted)
                 for name in missing:
                     self._load(name)
@@ -233,26 +258,23 @@ class Adapters:
             entry.users += 1
         try:
             self._parts.set_text_encoders(self._scaled(wanted))
+            if self._rendezvous is None and self._denoisers_set_to != wanted:
+                self._denoisers_set_to = _UNKNOWN
+                self._set_denoisers(wanted)
+                self._denoisers_set_to = wanted
+            run.text_state += tuple(
+                each
+                for each, entry in zip(wanted, used, strict=True)
+                if self._parts.changes_text(entry.peft_name)
+            )
             yield
         finally:
             for entry in used:
                 entry.users -= 1
 
-    def set_denoisers(self, key: Hashable) -> None:
+    def _set_denoisers(self, key: Any) -> None:
         """Set the denoisers to the adapters of `key`, an :data:`AdapterSet`; None is none."""
-        wanted: Any = () if key is None else key
-        self._parts.set_denoisers(self._scaled(wanted))
-
-    def text_state(self, wanted: AdapterSet) -> Hashable:
-        """Return what the text encoders are for a request that is :meth:`ready`.
-
-        Those of `wanted` that change one of them, and their types, which are float32 for a run that
-        did not fit into half.
-        """
-        changing = (
-            each for each in wanted if self._parts.changes_text(self._loaded[each.name].peft_name)
-        )
-        return (*changing, *self._parts.text_dtypes())
+        self._parts.set_denoisers(self._scaled(key or ()))
 
     def _scaled(self, wanted: AdapterSet) -> Scaled:
         return tuple((self._loaded[each.name].peft_name, each.scale) for each in wanted)
@@ -269,7 +291,9 @@ class Adapters:
     def _load(self, name: str) -> None:
         source = self._sources.get(name)
         if source is None:
-            raise LoraLoadFailed(f"lora: there is no adapter {name!r}; {_known(self.names)}")
+            raise LoraLoadFailed(
+                f"lora: there is no adapter {name!r}; known are {', '.join(self.names)}"
+            )
         peft_name = f"adapter{next(self._numbers)}"
         try:
             fits = self._parts.put_in(source, peft_name)
@@ -283,7 +307,3 @@ class Adapters:
             self._parts.take_out(peft_name)
             raise LoraLoadFailed(f"lora: {name!r} could not be loaded: {reason}")
         self._loaded[name] = _Loaded(peft_name)
-
-
-def _known(names: tuple[str, ...]) -> str:
-    return f"known are {', '.join(names)}" if names else "this stage has none"

@@ -6,20 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from configs.errors import DeviceLost, NonFiniteOutput
-from configs.parameters import Parameters
 from workers import patches
 from workers.devices.chunk import DeviceChunk
 from workers.devices.copies import each_copy
-from workers.engine.arguments import Inputs
-from workers.engine.batch import Slot
-from workers.engine.generation import Generation, watch_decoder
-from workers.engine.progress import Progress
-from workers.engine.runs import PipelineRuns
+from workers.engine.generation import Generation
+from workers.engine.run import Feature, Parts, Serve, Slot
 from workers.failures import is_device_lost, short_cause
 
 _logger = logging.getLogger(__name__)
@@ -102,40 +98,48 @@ class Precision:
 _WARNING = "made in float32, because in the dtype of the model NaN or infinity came of it"
 
 
-class FiniteRuns:
-    """Runs of one pipeline."""
+class Float32Retry(Feature):
+    """Has a request begin anew in float32 where it gave NaN or infinity."""
 
-    def __init__(self, pipe: Any, runs: PipelineRuns) -> None:
-        """Have the autoencoder of `pipe` refuse what it makes of numbers too large for its type."""
+    @classmethod
+    def of(cls, parts: Parts) -> Self | None:
+        """Return one; None where the weights are float32 already, or cannot become it."""
+        retry = cls(parts.pipe, parts.chunk)
+        return retry if parts.chunk.supports_float32 and retry.precision.can_rise else None
+
+    def __init__(self, pipe: Any, chunk: DeviceChunk) -> None:
+        """Change nothing yet."""
+        self.precision = Precision(pipe)
         self._pipe = pipe
-        self._runs = runs
-        self._precision = Precision(pipe)
-        watch_decoder(getattr(pipe, "vae", None))
+        self._chunk = chunk
 
-    def serve(
-        self, parameters: Parameters, progress: Progress, inputs: Inputs, chunk: DeviceChunk
-    ) -> Generation:
-        """Run a request to its end; in float32 its steps are told from the start again.
+    def around_request(self, serve: Serve) -> Serve:
+        """Return what serves a request again in float32, its steps told from the start again.
 
-        Raises:
-            NonFiniteOutput: NaN or infinity came of it, in float32 too or where that failed.
-            BaseException: What else ends it.
+        It raises NonFiniteOutput where NaN or infinity came in float32 too, or where that failed.
         """
 
-        def tell() -> None:
-            progress.on_step(0, parameters.num_inference_steps)
+        def with_retry(slot: Slot) -> Generation:
+            def tell() -> None:
+                slot.progress.on_step(0, slot.parameters.num_inference_steps)
 
+            try:
+                with self.precision.usual(tell):
+                    return serve(slot)
+            except NonFiniteOutput as error:
+                if not self.precision.can_rise:
+                    raise
+                first = str(error)
+            _logger.warning("%s; once more in float32", first)
+            return self._again(slot, serve, first, tell)
+
+        return with_retry
+
+    def _again(self, slot: Slot, serve: Serve, first: str, tell: Callable[[], None]) -> Generation:
+        again = Slot(slot.parameters, slot.progress, slot.inputs, in_float32=True)
         try:
-            with self._precision.usual(tell):
-                return self._runs.serve(Slot(parameters, progress, inputs))
-        except NonFiniteOutput as error:
-            if not (chunk.supports_float32 and self._precision.can_rise):
-                raise
-            first = str(error)
-        _logger.warning("%s; once more in float32", first)
-        try:
-            with self._precision.raised(tell, chunk.in_float32()):
-                made = self._runs.serve(Slot(parameters, progress, inputs))
+            with self.precision.raised(tell, self._chunk.in_float32()):
+                made = serve(again)
         except NonFiniteOutput as error:
             raise NonFiniteOutput(f"{error} (in float32 too)") from None
         except DeviceLost:
@@ -143,10 +147,10 @@ class FiniteRuns:
         except Exception as error:
             if is_device_lost(error, self._pipe.device.type):
                 raise
-            again = short_cause(error)
+            failed = short_cause(error)
         else:
             return replace(made, warnings=(*made.warnings, _WARNING))
         # Out here, where no traceback holds the memory of the run any more.
         gc.collect()
         torch.cuda.empty_cache()
-        raise NonFiniteOutput(f"{first} (a run in float32 failed: {again})")
+        raise NonFiniteOutput(f"{first} (a run in float32 failed: {failed})")

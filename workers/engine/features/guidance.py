@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 
 from workers.engine.arguments import arguments_of, default_of
-from workers.engine.batch import OutputRows, Slot
+from workers.engine.run import Feature, Parts, Run, Slot
 from workers.families import manners_of
 
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
@@ -26,6 +26,7 @@ class RunningScale(float):
     Attributes:
         first: The value it began with.
         values: That of now, for each sample that the pipeline was called for.
+        common: That of all samples; None where they have values of their own.
         samples: Shape of all samples, one row for each; None while it is not known.
         used: Whether it was read as it is now, since this was last set back.
         divided: Whether samples have values of their own and it was read in a way that has none;
@@ -34,6 +35,7 @@ class RunningScale(float):
 
     first: float
     values: list[float]
+    common: float | None
     samples: torch.Size | None
     used: bool
     divided: bool
@@ -44,6 +46,7 @@ class RunningScale(float):
         scale = super().__new__(cls, value)
         scale.first = float.__float__(scale)
         scale.values = [scale.first] * samples
+        scale.common = scale.first
         scale.samples = None
         scale.used = scale.divided = False
         scale._answers = {}
@@ -54,10 +57,10 @@ class RunningScale(float):
     def __bool__(self) -> bool:
         return self != 0.0
 
-    @property
-    def alike(self) -> bool:
-        """Whether all samples have the same value."""
-        return len(set(self.values)) == 1
+    def set(self, rows: slice, value: float) -> None:
+        """Give some of the samples another value."""
+        self.values[rows] = [value] * len(self.values[rows])
+        self.common = self.values[0] if len(set(self.values)) == 1 else None
 
     def can_become(self, value: float) -> bool:
         """Tell whether all comparisons made so far would come out the same with `value`."""
@@ -75,21 +78,21 @@ class RunningScale(float):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operation of torch that this is an argument of."""
-        named = kwargs or {}
-        scales = [each for each in args if isinstance(each, cls)]
-        if named:
-            scales += [each for each in named.values() if isinstance(each, cls)]
-        if not scales:
-            return NotImplemented
-        for scale in scales:
-            scale.used = True
-        if not all(scale.alike for scale in scales):
-            return _by_rows(scales, function, args, named)
         # Each step of each run comes by here.
-        plain = [each.values[0] if isinstance(each, cls) else each for each in args]
-        if not named:
-            return function(*plain)
-        return function(*plain, **_read(named, lambda scale: scale.values[0]))
+        plain, named, known, alike = list(args), dict(kwargs or {}), False, True
+        for index, each in enumerate(plain):
+            if isinstance(each, cls):
+                each.used = known = True
+                alike = alike and each.common is not None
+                plain[index] = each.common
+        for name, each in named.items():
+            if isinstance(each, cls):
+                each.used = known = True
+                alike = alike and each.common is not None
+                named[name] = each.common
+        if not known:
+            return NotImplemented
+        return function(*plain, **named) if alike else _by_rows(function, args, kwargs or {})
 
     def _has_row_for_each(self, made: Any) -> bool:
         # The first dimension alone would not tell: where a pipeline goes through the samples one
@@ -103,19 +106,19 @@ class RunningScale(float):
 
     def _read(self) -> float:
         self.used = True
-        if self.alike:
-            return self.values[0]
+        if self.common is not None:
+            return self.common
         self.divided = True
         return self.first
 
 
 def _by_rows(
-    scales: Sequence[RunningScale],
     function: Callable[..., Any],
     args: Sequence[Any],
     named: Mapping[str, Any],
 ) -> Any:
     """Run an operation of torch whose scales have a value for each sample."""
+    scales = [each for each in (*args, *named.values()) if isinstance(each, RunningScale)]
 
     def result(value_of: Callable[[RunningScale], float]) -> Any:
         places = dict(enumerate(args))
@@ -182,81 +185,117 @@ _NAMES = ("guidance_scale", "true_cfg_scale")
 _ROUNDING = 0.01
 
 
-class RunningGuidance:
-    """The scales of one pipeline call."""
+class Guidance(Feature):
+    """Lets the guidance of requests be changed while they run."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        """Let `slots`, in the order of their samples, change what they asked for."""
-        self._slots = slots
-        self._rows = OutputRows(slots)
-        self._scales: dict[str, RunningScale] = {}
+    @classmethod
+    def of(cls, parts: Parts) -> Self:
+        """Return it; any request may be changed."""
+        del parts
+        return cls()
+
+    def attach(self, run: Run) -> None:
+        """Have the pipeline called with scales that can be changed."""
+        guidance = RunningGuidance(run.slots, run.arguments, type(run.pipe))
+        run.notes[self] = guidance
+        run.arguments |= guidance.scales
+        run.after_encode.append(guidance.enter_loop)
+
+    def steer(self, run: Run, slot: Slot, wanted: Mapping[str, float | None]) -> None:
+        """Take changes of a request for the next step."""
+        run.notes[self].steer(run, slot, wanted)
+
+
+class RunningGuidance:
+    """The scales of one pipeline call.
+
+    Attributes:
+        scales: By their names.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], arguments: Mapping[str, Any], pipeline_class: Any
+    ) -> None:
+        """Let `slots`, in the order of their samples, change the scales of `arguments`."""
+        self.scales: dict[str, RunningScale] = {}
         self._defaults: dict[str, float] = {}
         self._kept: set[str] = set()
-        self._steered: set[int] = set()
         # By request and scale: the value before and the one wanted, until it is seen to be read.
-        self._unconfirmed: dict[tuple[int, str], tuple[float, float]] = {}
-        self._refused: dict[tuple[int, str], float] = {}
+        self._unconfirmed: dict[tuple[Slot, str], tuple[float, float]] = {}
+        self._refused: dict[tuple[Slot, str], float] = {}
+        self._edited: set[Slot] = set()
         self._factor: float | None = None
-
-    def watched(self, arguments: Mapping[str, Any], pipeline_class: Any) -> dict[str, Any]:
-        """Return the arguments of the pipeline's call with scales that can be changed."""
         taken = arguments_of(pipeline_class)
+        samples = 0
+        for slot in slots:
+            samples += slot.parameters.num_outputs_per_prompt
         for name in _NAMES:
             default = default_of(taken, name)
             if isinstance(default, (int, float)):
                 self._defaults[name] = default
             value = arguments.get(name, default)
             if name in taken and isinstance(value, (int, float)):
-                self._scales[name] = RunningScale(value, self._rows.total)
-        return {**arguments, **self._scales}
+                self.scales[name] = RunningScale(value, samples)
 
-    def enter_loop(self) -> None:
+    def enter_loop(self, _run: Run) -> None:
         """Note that the first step begins: what was computed of a scale so far will stay."""
-        self._kept = {name for name, scale in self._scales.items() if scale.used}
+        for name, scale in self.scales.items():
+            if scale.used:
+                self._kept.add(name)
 
-    def at_boundary(
-        self, step: int, present: Sequence[bool], samples: torch.Tensor | None, *, over: bool
-    ) -> None:
-        """See what became of the changes of the last step, and take those for the next.
+    def steer(self, run: Run, slot: Slot, wanted: Mapping[str, float | None]) -> None:
+        """Take changes of a request for the next step of `run`, or refuse them with a warning."""
+        for name, wish in wanted.items():
+            scale = self.scales.get(name)
+            value = self._defaults.get(name) if wish is None else wish
+            if value is None or self._refused.get((slot, name)) == value:
+                continue
+            if scale is None:
+                self._refuse(slot, name, value)
+            elif scale.values[run.rows_of(slot)][0] != value:
+                over = run.step >= run.steps
+                if over or name in self._kept or not scale.can_become(value):
+                    self._refuse(slot, name, value)
+                else:
+                    self._change(run, slot, name, value)
 
-        Of the requests that are `present`. `over` says that there is no next one. Where a request
-        cannot change as the others stay, it is sent away to begin anew.
+    def confirm(self, run: Run) -> None:
+        """After a step, see what became of the changes before it.
+
+        Where a request cannot change as the others stay, it is sent away to begin anew.
         """
-        for (index, name), (before, wanted) in self._unconfirmed.items():
-            if present[index] and not self._scales[name].used:
-                self._set(index, name, before)
-                self._refuse(index, name, wanted)
+        for (slot, name), (before, wanted) in self._unconfirmed.items():
+            if not slot.ended and not self.scales[name].used:
+                self.scales[name].set(run.rows_of(slot), before)
+                self._refuse(slot, name, wanted)
         self._unconfirmed.clear()
-        for name, scale in self._scales.items():
+        for scale in self.scales.values():
             if scale.divided:
-                for index, slot in enumerate(self._slots):
-                    if present[index] and self._value(index, name) != scale.first:
-                        self._set(index, name, scale.first)
+                for slot in run.slots:
+                    rows = run.rows_of(slot)
+                    if not slot.ended and scale.values[rows][0] != scale.first:
+                        scale.set(rows, scale.first)
                         slot.run_by_itself()
-            scale.used = scale.divided = False
-            scale.samples = None if samples is None else samples.shape
-        for index, slot in enumerate(self._slots):
-            if present[index] and not slot.ended:
-                self._hear(index, step, over=over)
+            self._look_anew(scale, run)
 
-    def steered_call(self, denoiser: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a denoiser call's arguments with the guidance of now; None to leave them."""
-        scale, guidance = self._scales.get("guidance_scale"), kwargs.get("guidance")
+    def steered_call(self, denoiser: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return a denoiser call's arguments with the guidance of now."""
+        scale, guidance = self.scales.get("guidance_scale"), kwargs.get("guidance")
         if scale is None or not torch.is_tensor(guidance):
-            return None
-        if not self._unconfirmed and scale.alike and scale.values[0] == scale.first:
-            return None
+            return kwargs
+        if not self._unconfirmed and scale.common == scale.first:
+            return kwargs
         factor = self._factor_of(guidance, scale.first, denoiser)
         if factor is None:
-            return None
-        if scale.alike:
-            steered = torch.full_like(guidance, scale.values[0])
+            return kwargs
+        if scale.common is not None:
+            steered = torch.full_like(guidance, scale.common)
         elif guidance.ndim == 1 and len(guidance) % len(scale.values) == 0:
             repeats = len(guidance) // len(scale.values)
             steered = guidance.new_tensor(scale.values * repeats)
         else:
             scale.used = scale.divided = True
-            return None
+            return kwargs
         scale.used = True
         return {**kwargs, "guidance": steered if factor == 1 else steered * factor}
 
@@ -274,32 +313,25 @@ class RunningGuidance:
             self._factor = fitting[0] if fitting else None
         return self._factor
 
-    def _hear(self, index: int, step: int, *, over: bool) -> None:
-        slot = self._slots[index]
-        for name, wish in slot.wanted_guidance(step).items():
-            scale = self._scales.get(name)
-            wanted = self._defaults.get(name) if wish is None else wish
-            if wanted is None or self._refused.get((index, name)) == wanted:
-                continue
-            if scale is None or over or name in self._kept or not scale.can_become(wanted):
-                if scale is None or self._value(index, name) != wanted:
-                    self._refuse(index, name, wanted)
-            elif self._value(index, name) != wanted:
-                self._unconfirmed[index, name] = self._value(index, name), wanted
-                self._set(index, name, wanted)
-                if index not in self._steered:  # should it begin anew, it is to change here
-                    self._steered.add(index)
-                    slot.steer_from = step
+    def _change(self, run: Run, slot: Slot, name: str, value: float) -> None:
+        if not self._edited:  # from the first change on; before it nothing of this is called
+            run.at_step.append(self.confirm)
+            run.before_forward.append(self.steered_call)
+            for scale in self.scales.values():
+                self._look_anew(scale, run)
+        scale, rows = self.scales[name], run.rows_of(slot)
+        self._unconfirmed[slot, name] = scale.values[rows][0], value
+        scale.set(rows, value)
+        if slot not in self._edited:  # should it begin anew, it is to change here
+            self._edited.add(slot)
+            slot.steer_from = run.step
 
-    def _value(self, index: int, name: str) -> float:
-        return self._scales[name].values[self._rows.of(self._slots[index])][0]
+    def _look_anew(self, scale: RunningScale, run: Run) -> None:
+        scale.used = scale.divided = False
+        scale.samples = None if run.latents is None else run.latents.shape
 
-    def _set(self, index: int, name: str, value: float) -> None:
-        slot = self._slots[index]
-        self._scales[name].values[self._rows.of(slot)] = [value] * slot.outputs
-
-    def _refuse(self, index: int, name: str, wanted: float) -> None:
-        self._refused[index, name] = wanted
+    def _refuse(self, slot: Slot, name: str, wanted: float) -> None:
+        self._refused[slot, name] = wanted
         warning = f"{name} could not be changed to {wanted:g} while running"
-        if warning not in self._slots[index].warnings:
-            self._slots[index].warnings.append(warning)
+        if warning not in slot.warnings:
+            slot.warnings.append(warning)

@@ -2,14 +2,18 @@
 
 Latents and pixels of an autoencoder are close to linear in each other, cell by cell. The map is
 fitted by least squares to what this model itself made, so that no family needs a table of its own.
-Does not know pipelines, schedulers and who looks.
 """
 
 import threading
+from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import torch
 from PIL import Image
+
+from configs.parameters import Abilities
+from workers.engine.run import Feature, Parts, Run, Slot
 
 _PICTURES = 16
 
@@ -26,7 +30,7 @@ _TOKENS, _PICTURE, _FRAMES = 2, 3, 4  # dimensions of one sample
 _SMALLEST, _LARGEST = 64, 256  # pixels of the longer side
 
 
-class Preview:
+class Preview(Feature):
     """Learns from finished pictures how latents look; thread-safe."""
 
     def __init__(self, cell: int) -> None:
@@ -38,6 +42,31 @@ class Preview:
         self._weights: torch.Tensor | None = None
         self._spread = 1.0
 
+    @classmethod
+    def of(cls, parts: Parts) -> Self:
+        """Return one that knows nothing yet; it learns from the warm-up."""
+        return cls(parts.abilities.size_multiple)
+
+    def offers(self, abilities: Abilities) -> Abilities:
+        """Offer previews once there is something to show."""
+        return replace(abilities, preview=self.ready)
+
+    def show(self, run: Run, slot: Slot) -> None:
+        """Show how the first output of a request looks, where its latents tell."""
+        latents = run.latents_of(slot)
+        if latents is None:
+            return
+        shown = self.render(latents, slot.parameters.width, slot.parameters.height)
+        if shown is not None:
+            slot.progress.on_preview(run.step, shown)
+
+    def after_call(self, run: Run, slot: Slot, output: Image.Image) -> None:
+        """Learn from the first few runs."""
+        if self._learnt < _PICTURES:
+            latents = run.latents_of(slot)
+            if latents is not None:
+                self.learn(latents, output)
+
     @property
     def ready(self) -> bool:
         """Whether pictures can be shown."""
@@ -46,12 +75,9 @@ class Preview:
     def learn(self, latents: torch.Tensor, picture: Image.Image) -> None:
         """Take the latents of a finished run and the picture that the autoencoder made of them.
 
-        Only the first few runs are looked at. Latents are `[n, channels, rows, columns]`, the same
-        with frames before the rows, or `[n, tokens, channels]`, row by row; of others, nothing is
-        learnt.
+        Latents are `[n, channels, rows, columns]`, the same with frames before the rows, or
+        `[n, tokens, channels]`, row by row; of others, nothing is learnt.
         """
-        if self._learnt >= _PICTURES:
-            return
         cells = self._cells(latents, *picture.size)
         if cells is None or not bool(torch.isfinite(cells).all()):
             return

@@ -3,25 +3,28 @@
 It stands before a pipeline's own `encode_prompt`, whose arguments are the text and all settings of
 the encoding (negative prompt, clip_skip, longest sequence, outputs for each prompt). What it gives
 back is equal to the byte to what encoding gives. A call with anything else than plain values, such
-as images or tensors, is passed on. Knows no family and no adapter.
+as images or tensors, is passed on.
 """
 
 import functools
 import inspect
+import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable
+from itertools import repeat
+from typing import Any, Self
 
 import torch
 
+from workers.engine.run import Feature, Parts, Run
 from workers.patches import signature_of
 
 _PLAIN = (str, int, float, bool, type(None), torch.device, torch.dtype)
 
 
-class PromptCache:
+class PromptCache(Feature):
     """The embeddings used last, up to so many bytes; thread-safe.
 
     Attributes:
@@ -30,19 +33,25 @@ class PromptCache:
         bytes: What is kept, tensors and text.
     """
 
+    @classmethod
+    def of(cls, parts: Parts) -> Self | None:
+        """Return an empty one; None where the settings switch it off."""
+        settings = parts.settings
+        on = settings.enable_prompt_embed_cache and settings.prompt_embed_cache_bytes
+        return cls(settings.prompt_embed_cache_bytes) if on else None
+
     def __init__(self, most_bytes: int) -> None:
-        """Keep nothing where `most_bytes` is 0."""
-        self.hits = self.misses = self.bytes = 0
+        """Keep nothing yet."""
+        self.hits = self.misses = 0
+        self.bytes = 0.0
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[Any, float]] = OrderedDict()
 
-    def watch(self, pipe: Any, encoders: Callable[[], Hashable]) -> None:
-        """Have `pipe`, a copy for one run, look here before it encodes.
-
-        `encoders` returns what the text encoders are set to at the time: adapters and types.
-        """
-        if not self._most_bytes or not hasattr(pipe, "encode_prompt"):
+    def attach(self, run: Run) -> None:
+        """Have the pipeline of a run look here before it encodes."""
+        pipe, state = run.pipe, run.text_state
+        if not hasattr(pipe, "encode_prompt"):
             return
         encode = pipe.encode_prompt
         signature = signature_of(encode)
@@ -54,17 +63,18 @@ class PromptCache:
         def remembered(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
+            texts: list[str] = []
             try:
-                asked = _key(bound.arguments)
+                asked = _key(bound.arguments, texts)
             except TypeError:
                 return encode(*args, **kwargs)
-            key = (kind, encoders(), asked)
+            key = (kind, state, asked)
             found = self._find(key)
             if found is None:
                 found = encode(*args, **kwargs)
-                self._keep(key, found)
+                self._keep(key, found, len("".join(texts).encode("utf-8", "replace")))
             # A pipeline may change in place what it was given.
-            return _copied(found)
+            return _copied(found, [])
 
         untyped: Any = remembered
         untyped.__signature__ = signature
@@ -80,13 +90,11 @@ class PromptCache:
             self._kept.move_to_end(key)
             return self._kept[key][0]
 
-    def _keep(self, key: Hashable, made: Any) -> None:
-        try:
-            size = sum(tensor.nbytes for tensor in _tensors(made)) + _text_bytes(key)
-        except TypeError:
-            return
+    def _keep(self, key: Hashable, made: Any, text_bytes: int) -> None:
+        sizes: list[float] = []
         # What is cut out of something larger would keep all of it.
-        own = _copied(made)
+        own = _copied(made, sizes)
+        size = sum(sizes) + text_bytes
         with self._lock:
             if key in self._kept or size > self._most_bytes:
                 return
@@ -101,37 +109,32 @@ def _encoded(pipe: Any, encode: Callable[..., Any], *args: Any, **kwargs: Any) -
     return encode(pipe(), *args, **kwargs)
 
 
-def _key(value: Any) -> Hashable:
-    """A value as part of a key; with its type, for True, 1 and 1.0 are equal; else TypeError."""
+def _key(value: Any, texts: list[str]) -> Hashable:
+    """A value as part of a key; with its type, for True, 1 and 1.0 are equal; else TypeError.
+
+    The texts in it are added to `texts`.
+    """
     if isinstance(value, _PLAIN):
+        if isinstance(value, str):
+            texts.append(value)
         return type(value), value
     if isinstance(value, (list, tuple)):
-        return type(value), tuple(_key(item) for item in value)
+        return type(value), tuple(map(_key, value, repeat(texts)))
     if isinstance(value, dict):
-        return dict, tuple((name, _key(item)) for name, item in value.items())
+        return dict, tuple(value), tuple(map(_key, value.values(), repeat(texts)))
     raise TypeError(type(value).__name__)
 
 
-def _text_bytes(key: Any) -> int:
-    if isinstance(key, str):
-        return len(key.encode("utf-8", "replace"))
-    return sum(_text_bytes(item) for item in key) if isinstance(key, tuple) else 0
+def _copied(value: Any, sizes: list[float]) -> Any:
+    """A copy of an encoding; the bytes of each of its tensors are added to `sizes`.
 
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an encoding is made of; TypeError where it is more than that."""
+    They are infinite where it is made of more than tensors and plain values.
+    """
     if torch.is_tensor(value):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif not isinstance(value, _PLAIN):
-        raise TypeError(type(value).__name__)
-
-
-def _copied(value: Any) -> Any:
-    if torch.is_tensor(value):
+        sizes.append(value.nbytes)
         return value.clone()
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(map(_copied, value, repeat(sizes)))
+    if not isinstance(value, _PLAIN):
+        sizes.append(math.inf)
     return value

@@ -1,13 +1,14 @@
 """The caches of diffusers that reuse denoiser outputs from one step to the next.
 
 Their state hangs on the shared denoiser, so one request runs at a time and each begins with it
-empty. Does not know requests; knows diffusers' cache configurations by name.
+empty.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, Self
 
 import diffusers
 
@@ -16,6 +17,8 @@ from configs.stage_config import PipelineSettings
 from workers.devices.chunk import denoisers
 from workers.devices.weights import DTYPES
 from workers.engine.loader import refusing
+from workers.engine.run import Feature, Parts, Run
+from workers.engine.schedulers import calls_of
 
 _CONFIGS = {
     "first_block_cache": "FirstBlockCacheConfig",
@@ -33,8 +36,15 @@ _NEED_CONTEXT = frozenset({"first_block_cache", "taylorseer_cache", "mag_cache"}
 _FIX = "leave cache_backend out"
 
 
-class StepCache:
-    """The cache of one pipeline, or none; asked at the beginning and the end of each run."""
+class StepCache(Feature):
+    """The cache of one pipeline."""
+
+    stateful = True
+
+    @classmethod
+    def of(cls, parts: Parts) -> Self | None:
+        """Return the cache of the settings; None where they name none."""
+        return None if parts.settings.cache_backend is None else cls(parts.pipe, parts.settings)
 
     def __init__(self, pipe: Any, settings: PipelineSettings) -> None:
         """Put the cache of `settings` on the denoisers of `pipe`.
@@ -42,39 +52,38 @@ class StepCache:
         Raises:
             ModelLoadFailed: The family has none of this kind, or an option is wrong.
         """
-        self._backend = settings.cache_backend
+        self._backend = str(settings.cache_backend)
         self._options = dict(settings.cache_config)
-        self._denoisers: list[Any] = list(denoisers(pipe).values()) if self._backend else []
+        self._denoisers: list[Any] = list(denoisers(pipe).values())
         self._running: Any = None
         self._steps: int | None = None
-        if self._backend is None:
-            return
         self._check(pipe)
         with refusing("cache_backend", self._backend, pipe, _FIX):
             self._enable(None)
 
-    @property
-    def on(self) -> bool:
-        """Whether there is one."""
-        return self._backend is not None
-
-    def begin(self, pipe: Any, steps: int) -> None:
-        """Empty the cache for a run of `pipe` with so many calls of its noise scheduler."""
-        self._running = pipe
+    @contextmanager
+    def around_call(self, run: Run) -> Iterator[None]:
+        """Begin a run with the cache empty, and leave none of its tensors there."""
+        self._running = run.pipe
+        steps = calls_of(run.pipe.scheduler, run.steps)
         if self._backend == "mag_cache" and steps != self._steps:
             # Its ratios are one for each step.
             for denoiser in self._denoisers:
                 denoiser.disable_cache()
             self._enable(steps)
-        self.reset()
+        self._reset()
+        try:
+            yield
+        finally:
+            self._reset()
+            self._running = None
 
-    def reset(self) -> None:
-        """Forget what the last run left, its tensors too."""
+    def _reset(self) -> None:
         for denoiser in self._denoisers:
             denoiser._reset_stateful_cache()
 
     def _check(self, pipe: Any) -> None:
-        backend = str(self._backend)
+        backend = self._backend
         for denoiser in self._denoisers:
             if not hasattr(denoiser, "enable_cache"):
                 raise ModelLoadFailed(
@@ -103,7 +112,7 @@ class StepCache:
 
     def _enable(self, steps: int | None) -> None:
         self._steps = steps
-        kind: Any = getattr(diffusers.hooks, _CONFIGS[str(self._backend)])
+        kind: Any = getattr(diffusers.hooks, _CONFIGS[self._backend])
         for denoiser in self._denoisers:
             denoiser.enable_cache(kind(**self._arguments(kind, denoiser, steps)))
 
