@@ -71,6 +71,7 @@ class Parameter:
         stage_default: Whether a stage file may set a default.
         stage_bounds: The bounds of that default, where they are not `low` and `high`.
         editable: Until when it may be edited.
+        argument: Whether the pipeline's call gets it by this name, where it has such an argument.
         name: Its name.
         type: `int`, `float`, `str` or `bool`, or `tuple` for a list.
         nullable: Whether it may be None.
@@ -92,6 +93,7 @@ class Parameter:
     stage_default: bool = False
     stage_bounds: tuple[float, float] | None = None
     editable: Editable = Editable.QUEUED
+    argument: bool = False
     name: str = ""
     type: type = str
     nullable: bool = False
@@ -147,15 +149,15 @@ class Parameters:
         "mask, a task with image input with an image, else one from text alone.")] = TEXT_TO_IMAGE
     negative_prompt: Annotated[str | None, Parameter(
         "What the output does not show.", limit="max_prompt_chars", example="blurry",
-        ability="negative_prompt", stage_default=True)] = None
+        ability="negative_prompt", argument=True, stage_default=True)] = None
     guidance_scale: Annotated[float | None, Parameter(
         "Weight of the prompt (classifier-free guidance, Ho & Salimans 2022).",
-        low=0, high=100, unit="guidance scale", ability="guidance_scale",
+        low=0, high=100, unit="guidance scale", ability="guidance_scale", argument=True,
         default="default_guidance_scale", stage_default=True, editable=Editable.RUNNING)] = None
     true_cfg_scale: Annotated[float | None, Parameter(
         "Weight of the prompt for guidance-distilled families that support a true one too.",
         low=0, high=100, unit="guidance scale", ability="true_cfg_scale",
-        stage_default=True, editable=Editable.RUNNING)] = None
+        argument=True, stage_default=True, editable=Editable.RUNNING)] = None
     num_outputs_per_prompt: Annotated[int, Parameter(
         "How many outputs; output k has seed + k.", low=1, limit="max_outputs", unit="outputs",
         stage_default=True, stage_bounds=(1, 10_000))] = 1
@@ -173,7 +175,7 @@ class Parameters:
         tasks=frozenset({INPAINT}))] = None
     strength: Annotated[float | None, Parameter(
         "How much of the first image is made anew: 1 all of it, with all steps.",
-        low=0, high=1, unit="share of the steps",
+        low=0, high=1, unit="share of the steps", argument=True,
         ability="strength", tasks=frozenset({IMAGE_TO_IMAGE, INPAINT}), stage_default=True,
         # Inpainting has another default, of each pipeline's own.
         default="default_strength", default_tasks=frozenset({IMAGE_TO_IMAGE}))] = None
@@ -347,3 +349,5 @@ def _table() -> dict[str, Parameter]:
 
 
 PARAMETERS: Final[Mapping[str, Parameter]] = _table()
+# What a pipeline's call gets as it is, where it has an argument of that name.
+ARGUMENTS: Final = tuple(name for name, parameter in PARAMETERS.items() if parameter.argument)

@@ -150,7 +150,7 @@ def parameter_errors(
     task, known = values["task"], values["task"] in model.abilities.tasks
     found = list[FieldError]()
     for name, value in values.items():
-        # What is left as it is where nobody asks for it is no wish.
+        # A value that asks for nothing is right with any model.
         if value is None or value is False or value == ():
             continue
         parameter = PARAMETERS[name]

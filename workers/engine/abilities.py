@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import ModelLoadFailed
-from configs.parameters import FROM_IMAGE_TASKS, Abilities
+from configs.parameters import ARGUMENTS, FROM_IMAGE_TASKS, PARAMETERS, Abilities
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import arguments_of, default_of
 from workers.engine.pipelines import max_prompt_tokens, task_classes
@@ -103,6 +103,11 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
                 f"default_sampling_params.{name}: {defaults[name]} is not a multiple of {multiple},"
                 f" as {type(pipe).__name__} needs it"
             )
+    supported: dict[str, Any] = {
+        **{PARAMETERS[name].ability: name in taken for name in ARGUMENTS},
+        "guidance_scale": guided,
+        "strength": bool(strengths),
+    }
     return Abilities(
         tasks=tuple(classes),
         size_multiple=multiple,
@@ -112,16 +117,13 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         default_guidance_scale=defaults.get("guidance_scale", default_of(taken, "guidance_scale"))
         if guided
         else None,
-        negative_prompt="negative_prompt" in taken,
-        guidance_scale=guided,
-        true_cfg_scale="true_cfg_scale" in taken,
         schedulers=schedulers,
         full_run_schedulers=from_first_step(schedulers),
         max_prompt_tokens=max_prompt_tokens(pipe),
         **inspect_frames(pipe, defaults),
         max_images=_max_images(classes),
-        strength=bool(strengths),
         default_strength=defaults.get("strength", strengths[0]) if strengths else None,
+        **supported,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from configs.errors import InputUnavailable
-from configs.parameters import Parameters
+from configs.parameters import ARGUMENTS, Parameters
 from workers.families import (
     FRAME_COUNTS,
     FRAME_RATES,
@@ -106,10 +106,6 @@ def _as_mask(image: Image.Image) -> Image.Image:
     return image.convert("L")
 
 
-# Passed only where the pipeline takes them.
-_OPTIONAL = ("negative_prompt", "guidance_scale", "true_cfg_scale", "strength")
-
-
 # Pixels; editing pipelines round sizes down, and a smaller image would vanish.
 _SMALLEST_EDITED = 128
 
@@ -143,7 +139,7 @@ def call_arguments(
         "generator": [torch.Generator("cpu").manual_seed(seed) for seed in parameters.seeds()],
         "output_type": "np",
     }
-    for name in ("width", "height", *_OPTIONAL):
+    for name in ("width", "height", *ARGUMENTS):
         if name in taken and getattr(parameters, name) is not None:
             arguments[name] = getattr(parameters, name)
     if family.needs_negative_prompt:
@@ -163,7 +159,7 @@ def left_out(parameters: Parameters, pipeline_class: Any) -> list[str]:
     """Return the parameters that are set and that the pipeline does not take."""
     taken = arguments_of(pipeline_class)
     return [
-        name for name in _OPTIONAL if name not in taken and getattr(parameters, name) is not None
+        name for name in ARGUMENTS if name not in taken and getattr(parameters, name) is not None
     ]
 
 
