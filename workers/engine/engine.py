@@ -28,6 +28,7 @@ from workers.engine.arguments import Inputs
 from workers.engine.concurrent import ConcurrentRuns, Turns
 from workers.engine.features import FEATURES
 from workers.engine.generation import Generation
+from workers.engine.known_settings import find_defaults
 from workers.engine.loader import finish_settings, load_pipeline
 from workers.engine.progress import Progress, SilentProgress
 from workers.engine.run import Parts, Runs, Serve, Slot
@@ -103,7 +104,13 @@ class Engine:
         """
         pipe = load_pipeline(plan)
         settings = plan.stage.engine_args.pipeline
-        abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
+        args = plan.stage.engine_args
+        defaults = find_defaults(pipe, args.model, plan.stage.default_sampling_params)
+        abilities = replace(
+            inspect_abilities(pipe, defaults.values),
+            known_as=defaults.known_as,
+            default_sources=defaults.sources,
+        )
         chunk = DeviceChunk.open(pipe, plan)
         try:
             finish_settings(pipe, settings)
