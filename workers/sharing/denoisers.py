@@ -51,8 +51,13 @@ def _repeated(own: Callable[..., Any], name: str, repeat: Repeat) -> Callable[..
 
 def has_stateful_hooks(parts: Iterable[Any]) -> bool:
     """Tell whether such a hook is installed on one of the modules now, not counting their parts."""
-    hooked = [part for part in parts if "_diffusers_hook" in part.__dict__]
-    return any(hook._is_stateful for part in hooked for hook in part._diffusers_hook.hooks.values())
+    for part in parts:
+        registry = part.__dict__.get("_diffusers_hook")
+        if registry is not None:
+            for hook in registry.hooks.values():
+                if hook._is_stateful:
+                    return True
+    return False
 
 
 def forget_state(modules: Iterable[Any]) -> None:
