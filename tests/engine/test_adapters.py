@@ -146,7 +146,7 @@ def test_the_one_used_longest_ago_makes_room_and_comes_back(
     engine.generate(parameters(lora=(STYLE,)), Recorder())
     engine.generate(parameters(lora=(WORDS,)), Recorder())
     assert loaded(engine) == ("style", "words")
-    names = [name for name, _ in engine._pipe.unet.named_parameters() if "lora_A" in name]
+    names = [name for name, _ in engine.pipe.unet.named_parameters() if "lora_A" in name]
     assert {name.split(".")[-2] for name in names} == {"adapter0"}
     engine.generate(parameters(lora=(BOTH,)), Recorder())
     assert loaded(engine) == ("words", "both")
@@ -167,8 +167,8 @@ def test_a_set_above_the_limit_is_loaded_all_the_same(folder: Path, parameters: 
         ("torn", "'torn' could not be loaded: SafetensorError: "),
         ("wide", "'wide' could not be loaded: "),
         ("other", "'other' could not be loaded: "),
-        ("nothing", "there is no adapter 'nothing'; known are both, other, own"),
-        ("../style", "there is no adapter '../style'; known are"),
+        ("nothing", "there is no adapter 'nothing'; use both, other, own"),
+        ("../style", "there is no adapter '../style'; use both"),
     ],
 )
 def test_a_broken_adapter_fails_its_request_alone(
@@ -212,7 +212,7 @@ def test_weights_come_in_the_type_of_the_part(folder: Path, parameters: MakePara
     settings = PipelineSettings(lora_dir=str(folder))
     engine = Engine.load(plan(dtype="bfloat16", pipeline=settings))
     engine.generate(parameters(lora=(BOTH,), num_inference_steps=2), Recorder())
-    for part in (engine._pipe.unet, engine._pipe.text_encoder):
+    for part in (engine.pipe.unet, engine.pipe.text_encoder):
         assert {weight.dtype for weight in part.parameters()} == {torch.bfloat16}
         assert not any(layer.training for layer in part.modules())
 
@@ -221,17 +221,17 @@ def test_layers_are_not_made_in_inference_mode(folder: Path, parameters: MakePar
     """Weights that torchao quantized cannot be in such layers."""
     engine = Engine.load(plan(pipeline=PipelineSettings(lora_dir=str(folder))))
     engine.generate(parameters(lora=(BOTH,), num_inference_steps=2), Recorder())
-    for part in (engine._pipe.unet, engine._pipe.text_encoder):
+    for part in (engine.pipe.unet, engine.pipe.text_encoder):
         assert not any(weight.is_inference() for weight in part.parameters())
 
 
 def test_a_name_that_stands_for_two_is_refused(folder: Path, pipe: Any):
     modules = {"style": LoraSource("org/style")}
     settings = PipelineSettings(lora_dir=str(folder), lora_modules=modules)
-    with pytest.raises(ModelLoadFailed, match="'style' is there twice, as org/style and as"):
+    with pytest.raises(ModelLoadFailed, match="'style' names two adapters, org/style and /"):
         Adapters(pipe, settings)
 
 
 def test_a_family_without_adapters_is_refused(folder: Path):
-    with pytest.raises(ModelLoadFailed, match="PixArtAlphaPipeline takes no adapters; leave lora_"):
+    with pytest.raises(ModelLoadFailed, match="PixArtAlphaPipeline supports no adapters; leave"):
         Adapters(type("PixArtAlphaPipeline", (), {})(), PipelineSettings(lora_dir=str(folder)))

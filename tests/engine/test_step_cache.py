@@ -44,7 +44,7 @@ def made(engine: Engine, parameters: Any) -> bytes:
 def block_calls(engine: Engine) -> list[int]:
     """Return a list that grows with every run of the last part that a cache may skip."""
     calls: list[int] = []
-    block = engine._pipe.transformer.single_transformer_blocks[-1].attn.to_q
+    block = engine.pipe.transformer.single_transformer_blocks[-1].attn.to_q
     block.register_forward_hook(lambda *_: calls.append(1))
     return calls
 
@@ -77,7 +77,7 @@ def test_requests_in_sequence_equal_their_solo_runs(
 def test_a_run_leaves_no_tensors_in_the_cache(flux: Path, parameters: MakeParameters):
     engine = cached(flux, "first_block_cache", threshold=0.5)
     engine.generate(parameters(), Recorder())
-    for module in engine._pipe.transformer.modules():
+    for module in engine.pipe.transformer.modules():
         registry = getattr(module, "_diffusers_hook", None)
         for hook in registry.hooks.values() if registry else ():
             for state in hook.state_manager._state_cache.values():
@@ -90,13 +90,13 @@ def test_a_run_leaves_no_tensors_in_the_cache(flux: Path, parameters: MakeParame
         (
             "first_block_cache",
             {"treshold": 1},
-            "cache_config.treshold is no option of first_block_cache; known are threshold",
+            "cache_config.treshold is not an option of first_block_cache; use threshold",
         ),
         ("mag_cache", {}, "cache_config.mag_ratios is missing"),
         (
             "pyramid_attention_broadcast",
             {"current_timestep_callback": "x"},
-            "current_timestep_callback is no option of pyramid_attention_broadcast",
+            "current_timestep_callback is not an option of pyramid_attention_broadcast",
         ),
     ],
 )

@@ -45,6 +45,7 @@ class Engine:
     """One pipeline on one device chunk; make it with :meth:`load`.
 
     Attributes:
+        pipe: The pipeline, whose parts all runs share.
         abilities: What requests may ask for.
         features: Those that are on.
         request_coming: Returns a context to say that this thread may be about to call
@@ -65,10 +66,10 @@ class Engine:
         It serves up to `max_num_seqs` requests at once. The devices of `chunk` work for it already.
 
         Raises:
-            ModelLoadFailed: The pipeline takes no adapters, or has no cache of the kind set.
+            ModelLoadFailed: The pipeline supports no adapters, or has no cache of the kind set.
         """
         settings = settings or PipelineSettings()
-        self._pipe = pipe
+        self.pipe = pipe
         self._chunk = chunk or DeviceChunk()
         self._warmup_shapes = settings.warmup_shapes
         several = max_num_seqs > 1 and not settings.one_at_a_time
@@ -183,7 +184,7 @@ class Engine:
         try:
             return is_right_in_batch(
                 parameters,
-                str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
+                str(getattr(self.pipe, "dtype", "")).removeprefix("torch."),
                 lambda asked, inputs: self.generate(asked, SilentProgress(), inputs),
                 concurrent.serve_at_once,
             )
@@ -222,7 +223,7 @@ class Engine:
         except ServingError:
             raise
         except Exception as error:
-            failure = run_failure(error, parameters, self._pipe._execution_device.type)
+            failure = run_failure(error, parameters, self.pipe._execution_device.type)
             if isinstance(failure, OutOfMemory):
                 # Without the traceback: a log handler that keeps it would keep the tensors too.
                 logger.warning("%s (%s)", failure, short_cause(error))
@@ -236,7 +237,7 @@ class Engine:
 
     def device_memory_bytes(self) -> int | None:
         """Return the bytes that this process holds of its CUDA devices; None on a CPU."""
-        if self._pipe._execution_device.type != "cuda":
+        if self.pipe._execution_device.type != "cuda":
             return None
         return sum(
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())
