@@ -7,6 +7,7 @@ PORT   ?= 8099
 CONFIG ?= configs/tiny_cpu.yaml
 MODEL  ?=
 TESTS  ?= tests
+AT_ONCE ?= 2
 CHAOS_REQUESTS ?= 200
 ARGS   ?=
 REPLICAS ?= 1,2
@@ -20,14 +21,14 @@ help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
 	@echo
 	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml MODEL=   the defaults'
-	@echo '  make test TESTS=tests/unit                                 some of them'
+	@echo '  make test TESTS=tests/unit AT_ONCE=1                       some of them, one by one'
 	@echo '  make bench ARGS="--num-prompts 32 --report bench.html"     with flags'
 
 serve: $(VENV)/serve.stamp ## run everything: Redis, one worker for each replica, API, Flower
 	@exec $(RUN) -m scripts.serve $(MODEL) --stage-configs-path $(CONFIG) --port $(PORT)
 
 test: $(VENV)/dev.stamp ## all tests: a real Redis, real workers, the bundled model
-	@exec $(RUN) -m pytest $(TESTS)
+	@exec $(RUN) -m pytest -n $(AT_ONCE) --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 lint: $(VENV)/dev.stamp ## ruff, mypy --strict and the import laws
 	@$(RUN) -m ruff check .

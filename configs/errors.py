@@ -39,7 +39,7 @@ class ServingError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class ServingError(Exception):
         param: str | None = None,
         details: Sequence[FieldError] = (),
         retry_after: float | None = None,
+        retryable: bool | None = None,
     ) -> None:
         """Keep the parts of the error; `param` defaults to that of the only detail."""
         super().__init__(message)
@@ -57,6 +58,8 @@ class ServingError(Exception):
             param = self.details[0].param
         self.param = param
         self.retry_after = retry_after
+        if retryable is not None:
+            self.retryable = retryable
 
     @classmethod
     def from_details(cls, details: Sequence[FieldError], heading: str = "") -> Self:
@@ -188,14 +191,17 @@ class GenerationError(ServingError):
     code = "generation_error"
 
     @classmethod
-    def of_code(cls, code: str, message: str) -> "GenerationError":
-        """Return the error of a recorded code; one that is not known here is the base."""
+    def of_code(cls, code: str, message: str, *, retryable: bool) -> "GenerationError":
+        """Return the error of a recorded code; one that is not known here is the base.
+
+        Whether it is `retryable` is what the record says, and not what is usual for the code.
+        """
         kinds = [cls]
         for kind in kinds:
             if kind.code == code:
-                return kind(message)
+                return kind(message, retryable=retryable)
             kinds.extend(kind.__subclasses__())
-        return cls(message)
+        return cls(message, retryable=retryable)
 
 
 class ModelLoadFailed(GenerationError):
@@ -245,7 +251,6 @@ class ReplicaCrashed(GenerationError):
     """Recorded when a request was in flight in as many replica crashes as it may have attempts."""
 
     code = "replica_crashed"
-    retryable = True
 
 
 class DeviceLost(GenerationError):

@@ -196,7 +196,8 @@ class Changes:
             for _stream, entries in answer or []:
                 for entry_id, entry in entries:
                     last = entry_id
-                    self._deliver(Change.from_entry(entry_id, entry))
+                    if entry["id"] in self._waiters:
+                        self._deliver(Change.from_entry(entry_id, entry))
 
     def _deliver(self, change: Change) -> None:
         with self._lock:

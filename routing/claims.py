@@ -165,4 +165,4 @@ def read_requests(redis: Redis, keys: Keys, ids: Sequence[str]) -> list[Request]
     pipeline = redis.pipeline(transaction=False)
     for request_id in ids:
         pipeline.hgetall(keys.request(request_id))
-    return [Request.from_hash(found) for found in pipeline.execute() if found] if ids else []
+    return [*map(Request.from_hash, filter(None, pipeline.execute()))] if ids else []

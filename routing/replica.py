@@ -178,6 +178,7 @@ class Registry:
         self._keys = Keys(settings.redis_prefix)
         self._scripts = Scripts(redis, settings.redis_prefix)
         self._clock = clock
+        self._models: tuple[Mapping[str, str], Mapping[str, LoadedModel]] = ({}, {})
 
     def record(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """Record a heartbeat.
@@ -209,14 +210,19 @@ class Registry:
         value = {"stage": model.stage, "abilities": model.abilities.to_json()}
         self._redis.hset(self._keys.models(), model.name, json.dumps(value))
 
-    def models(self) -> dict[str, LoadedModel]:
+    def models(self) -> Mapping[str, LoadedModel]:
         """Return every model some replica has loaded, by name."""
         raw: Mapping[str, str] = self._redis.hgetall(self._keys.models())  # type: ignore[assignment]
+        known, models = self._models
+        if raw == known:  # each submit asks, and they change when a replica has loaded
+            return models
         found = {name: json.loads(value) for name, value in sorted(raw.items())}
-        return {
+        models = {
             name: LoadedModel(name, value["stage"], Abilities.from_json(value["abilities"]))
             for name, value in found.items()
         }
+        self._models = (raw, models)
+        return models
 
     def command(self, name: str, command: Command, drain_s: float = 0.0) -> str:
         """Record an operator's command; what runs on the replica may take ``drain_s`` more.

@@ -24,8 +24,6 @@ class Status(StrEnum):
 
 
 ACTIVE = frozenset({Status.QUEUED, Status.RUNNING})
-
-
 TERMINAL = frozenset(Status) - ACTIVE
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that every kind of test may use: a real Redis, settings of one's own."""
+"""Fixtures that every kind of test may use, and which tests may run side by side."""
 
 from __future__ import annotations
 
@@ -15,11 +15,28 @@ from configs.settings import Settings
 from routing.connection import connect
 from tests.redis_server import RedisServer, find_redis_server, running_redis
 
+# One thread for torch, here and in what tests start: they run side by side, and where threads are
+# more than cores those that wait spin. Replicas say their own number.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # How long an example takes is the machine's business; a busy one must not fail a test.
 hypothesis.settings.register_profile(
     "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any speed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what stays in one process where tests run side by side (`-n`).
+
+    A file does, for its fixtures. So does all that starts whole services: each takes the machine's
+    first cores for its replicas, and two at a time would wait for each other there.
+    """
+    for item in items:
+        folder = item.path.parent.name
+        group = "services" if folder in {"chaos", "e2e"} else f"{folder}/{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

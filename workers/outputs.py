@@ -18,7 +18,7 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from PIL import Image, PngImagePlugin
 
 from configs.errors import OutputWriteFailed
-from configs.parameters import MEDIA_TYPES, TEXT_TO_IMAGE, Parameters
+from configs.parameters import ARGUMENTS, MEDIA_TYPES, TEXT_TO_IMAGE, Parameters
 from routing.outputs import OutputStore
 from routing.request import Output, Request
 from workers.engine.generation import Generation, Video
@@ -48,9 +48,7 @@ def describe(
         "negative_prompt": parameters.negative_prompt,
         "seed": seed,
         "num_inference_steps": parameters.num_inference_steps,
-        "guidance_scale": parameters.guidance_scale,
-        "true_cfg_scale": parameters.true_cfg_scale,
-        "strength": parameters.strength,
+        **{name: getattr(parameters, name) for name in ARGUMENTS},
         "scheduler": scheduler,
         "lora": ", ".join(f"{each.name} {each.scale:g}" for each in adapters) if adapters else None,
         "width": size[0],

@@ -33,9 +33,9 @@ def read_json_object() -> dict[str, Any]:
         value = parse_json(request.get_data(cache=False).decode())
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise MalformedRequest(f"The body is not JSON that can be read: {reason}.") from None
+        raise MalformedRequest(f"The body is not valid JSON: {reason}.") from None
     if not isinstance(value, dict):
-        raise MalformedRequest("The body is JSON and not an object; send one such as {...}.")
+        raise MalformedRequest("The body is not a JSON object; send one such as {...}.")
     return value
 
 
@@ -43,11 +43,14 @@ def parse_json(text: str) -> Any:
     """Return the value that a JSON text says.
 
     Raises:
-        ValueError: It is none, or one that other readers might take differently.
+        ValueError: It is none, or one that other readers might read differently.
         RecursionError: It is nested too deep.
     """
     value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
-    _refuse_surrogates(value)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it contains half of a surrogate pair, which is not text") from None
     return value
 
 
@@ -62,38 +65,27 @@ def _digest(file: bytes) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name[:80]!r} stands twice in one object")
+            raise ValueError(f"{name[:80]!r} is given twice in one object")
         found[name] = value
     return found
 
 
-def _refuse_surrogates(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it holds half of a surrogate pair, which is no text") from None
-
-
 FORM: Final = "multipart/form-data"
-
-
 _PLAIN_FORM: Final = "application/x-www-form-urlencoded"
-
-
 _PART: Final = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?\Z")
 
 
 def is_form() -> bool:
     """Whether the call at hand carries a form."""
     if request.mimetype == _PLAIN_FORM:
-        # What curl calls JSON unless it is told better is better told so than read as a form.
+        # curl sends JSON as this type by default: that is refused as JSON, not read as a form.
         return not request.get_data().lstrip().startswith(b"{")
     return request.mimetype == FORM
 
@@ -105,7 +97,7 @@ def read_form(schema: Schema) -> dict[str, Any]:
     that comes several times under one name is a list.
 
     Raises:
-        MalformedRequest: A name cannot be read, or stands twice.
+        MalformedRequest: A name cannot be read, or is given twice.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
     found: dict[str, Any] = {}
@@ -138,7 +130,7 @@ def _put(found: dict[str, Any], part: str | None, value: _Value) -> None:
     part = part or ""  # werkzeug gives None for a part that says no name
     match = _PART.match(part)
     if match is None:
-        raise MalformedRequest(f"{part[:80]!r} is no name of a form field.")
+        raise MalformedRequest(f"{part[:80]!r} is not the name of a form field.")
     name, key = match["name"], match["key"]
     if key is None and isinstance(found.get(name), bytes | list) and type(value.content) is bytes:
         there = found[name]
@@ -163,7 +155,7 @@ def _set(found: Any, key: str, name: str, value: Any) -> None:
 
 
 def _twice(name: str) -> MalformedRequest:
-    return MalformedRequest(f"{name[:80]!r} stands twice in the form.", param=name[:80])
+    return MalformedRequest(f"{name[:80]!r} is given twice in the form.", param=name[:80])
 
 
 def read_body(schema: Schema) -> dict[str, Any]:
@@ -173,7 +165,9 @@ def read_body(schema: Schema) -> dict[str, Any]:
         MalformedRequest: It cannot be read.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
-    return read_form(schema) if is_form() else read_json_object()
+    if request.mimetype != JSON and is_form():
+        return read_form(schema)
+    return read_json_object()
 
 
 def body_content(schema: type[Schema], *types: str) -> dict[str, Any]:

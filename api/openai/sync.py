@@ -28,21 +28,15 @@ from configs.errors import (
     Unavailable,
 )
 from routing.changes import Subscription
-from routing.request import Request, Status
+from routing.request import Failure, Request, Status
 
 _logger = logging.getLogger(__name__)
 
 
 # An end is told by the stream; this is how long one could stay unseen if the stream lost it.
 _WAIT_S: Final = 30.0
-
-
 _STORE_AWAY_S: Final = 30.0
-
-
 _STORE_PAUSE_S: Final = 1.0
-
-
 _RETRY_S: Final = 2.0
 
 
@@ -174,14 +168,13 @@ def _connection() -> socket.socket | None:
 
 
 def _raise_unless_succeeded(request: Request) -> None:
-    match request.status:
-        case Status.SUCCEEDED:
-            return
-        case Status.CANCELED:
-            raise RequestCanceled(f"Request {request.id} was canceled.")
-        case Status.EXPIRED:
-            raise RequestExpired(f"Request {request.id} did not start by the time it had to.")
-    code, message = (
-        (request.error.code, request.error.message) if request.error else ("", "no reason is known")
-    )
-    raise GenerationError.of_code(code, f"Request {request.id} failed: {message}")
+    if request.status is Status.SUCCEEDED:
+        return
+    if request.status is Status.CANCELED:
+        raise RequestCanceled(f"Request {request.id} was canceled.")
+    # The record says whether another try may help, here as in what GET /v1/requests/{id} answers.
+    failure = request.error or Failure("", "no reason is known")
+    if request.status is Status.EXPIRED:
+        raise RequestExpired(failure.message, retryable=failure.retryable)
+    message = f"Request {request.id} failed: {failure.message}"
+    raise GenerationError.of_code(failure.code, message, retryable=failure.retryable)

@@ -113,7 +113,8 @@ def _defaults(task: str, model: ServedModel) -> dict[str, Any]:
         if not abilities.supports(parameter, task):
             continue
         if parameter.default and task in (parameter.default_tasks or (task,)):
-            values[name] = getattr(abilities, parameter.default)
+            own = getattr(abilities, parameter.default)
+            values[name] = staged.get(name) if own is None else own
         elif name in staged:
             values[name] = staged[name]
     return values
@@ -144,13 +145,13 @@ def _size_of_image(
 
 
 def parameter_errors(
-    values: Mapping[str, Any], model: ServedModel, settings: Settings, skip: Iterable[str] = ()
+    values: Mapping[str, Any], model: ServedModel, settings: Settings
 ) -> list[FieldError]:
-    """Return one error for each wrong one of complete parameters; `skip` are known to be wrong."""
+    """Return one error for each wrong one of complete parameters."""
     task, known = values["task"], values["task"] in model.abilities.tasks
     found = list[FieldError]()
     for name, value in values.items():
-        # What is left as it is where nobody asks for it is no wish.
+        # A value that asks for nothing is right with any model.
         if value is None or value is False or value == ():
             continue
         parameter = PARAMETERS[name]
@@ -166,7 +167,7 @@ def parameter_errors(
             found.append(FieldError(name, f"{shown(value)} is not from {low} to {most:.19g}"))
     found += _size_errors(values, model, settings)
     found += _peculiar_errors(values, model, settings, known=known)
-    return [error for error in found if error.param not in skip]
+    return found
 
 
 def _unsupported(parameter: Parameter, task: str, model: ServedModel) -> FieldError:
@@ -195,11 +196,10 @@ def _size_errors(
 ) -> list[FieldError]:
     multiple, most = model.abilities.size_multiple, max_pixels(model, settings)
     width, height = values["width"], values["height"]
-    found = [
-        FieldError(name, _off_multiple(values[name], multiple))
-        for name in ("width", "height")
-        if values[name] < 1 or values[name] % multiple
-    ]
+    found = list[FieldError]()
+    for name in ("width", "height"):
+        if values[name] < 1 or values[name] % multiple:
+            found.append(FieldError(name, _off_multiple(values[name], multiple)))
     if not found and width * height > most:
         reason = f"{width} x {height} is {width * height} pixels; use {most} at most"
         found.append(FieldError("width", reason))

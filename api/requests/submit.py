@@ -78,8 +78,11 @@ def _read(
     except InvalidRequest as unknown:
         wrong_already = any(detail.param == "model" for detail in details)
         raise _refusal([*details, *(() if wrong_already else unknown.details)]) from None
-    details += schema.adapt(given, model)
-    inputs = _inputs(given, request_id, settings, details)
+    if schema is not BODY:
+        details += schema.adapt(given, model)
+    inputs = NO_INPUTS
+    if not _INPUTS.isdisjoint(given):
+        inputs = _inputs(given, request_id, settings, details)
     submission = Submission(
         id=request_id,
         stage=model.stage,
@@ -89,7 +92,7 @@ def _read(
         expires_in=given.get("expires_in"),
         timeout=given.get("timeout"),
         metadata=given.get("metadata", {}),
-        webhook=_webhook(given["webhook"]) if "webhook" in given else None,
+        webhook=_webhook(given["webhook"]) if given.get("webhook") else None,
         affinity_key=given.get("affinity_key", ""),
     )
     return submission, inputs, given
@@ -120,7 +123,9 @@ def read_edit(service: Service, body: Mapping[str, Any], request: Request) -> Ed
     given, details = _fields(body, EDIT)
     if "expires_in" in body and body["expires_in"] is None:
         details.append(FieldError("expires_in", "cannot be removed; give a longer time"))
-    inputs = _inputs(given, request.id, service.settings, details)
+    inputs = NO_INPUTS
+    if not _INPUTS.isdisjoint(given):
+        inputs = _inputs(given, request.id, service.settings, details)
     if details:
         raise _refusal(details)
     refuse_by_state(body, request)
@@ -133,7 +138,9 @@ def read_edit(service: Service, body: Mapping[str, Any], request: Request) -> Ed
         # The task follows the inputs again, unless the edit names one.
         kept.pop("task", None)
     model = service.catalog.find(request.model)
-    priority = given.get("priority", request.priority if "priority" not in body else "normal")
+    priority = given.get(
+        "priority", request.priority if "priority" not in body else Priority.NORMAL
+    )
     return Edit(
         parameters=_checked(kept, given, inputs, model, service.settings, details),
         priority=Priority(priority),
@@ -171,8 +178,6 @@ def _fields(
 def _inputs(
     given: Mapping[str, Any], request_id: str, settings: Settings, details: list[FieldError]
 ) -> InputFiles:
-    if _INPUTS.isdisjoint(given):
-        return NO_INPUTS
     inputs, wrong = InputFiles.read(given, request_id, settings.max_input_pixels)
     details += wrong
     return inputs
@@ -191,20 +196,25 @@ def _checked(
     Raises:
         InvalidRequest: They are wrong, or `details` say what is wrong already.
     """
-    new = {name: given[name] for name in PARAMETERS if name in given and name not in _INPUTS}
-    values = complete({**kept, **new, **inputs.names}, model, settings)
-    skip = {detail.param.partition("[")[0] for detail in details}
-    if not skip.isdisjoint(_INPUTS):
-        # What the others mean cannot be told without the one that is wrong.
-        skip |= _INPUTS
-    details = [*details, *parameter_errors(values, model, settings, skip)]
+    named = dict(kept)
+    for name in given:
+        if name in PARAMETERS and name not in _INPUTS:
+            named[name] = given[name]
+    values = complete({**named, **inputs.names}, model, settings)
+    errors = parameter_errors(values, model, settings)
     if details:
-        raise _refusal(details)
+        skip = {detail.param.partition("[")[0] for detail in details}
+        if not skip.isdisjoint(_INPUTS):
+            # What the others mean cannot be told without the one that is wrong.
+            skip |= _INPUTS
+        errors = [*details, *(error for error in errors if error.param not in skip)]
+    if errors:
+        raise _refusal(errors)
     return Parameters.from_json(values)
 
 
 def _webhook(given: Mapping[str, Any]) -> Webhook:
-    return Webhook(given["url"], tuple(given.get("events", ["ended"])))
+    return Webhook(given["url"], tuple(given["events"]))
 
 
 def _in_words_of(

@@ -35,11 +35,7 @@ Answer = tuple[ShownRequest, int, dict[str, str]]
 
 
 _EDIT_TRIES: Final = 3
-
-
 _APPLIED: Final = {"Preference-Applied": {"schema": {"type": "string"}}}
-
-
 _SUBMIT_HEADERS: Final = {"Location": {"schema": {"type": "string"}}, **_APPLIED}
 
 

@@ -131,7 +131,7 @@ class TooManyWaits(ServingError):
 
     status: ClassVar[int] = 429
     code: ClassVar[str] = "too_many_waits"
-    retryable: ClassVar[bool] = True
+    retryable = True
 
 
 class HeldCalls:

@@ -1,7 +1,6 @@
 """Denoisers to measure with, built in code with random weights, and what they are called with.
 
-Those of size `real` have the published configurations of their models. Knows nothing of how they
-are measured.
+Those of size `real` have the published configurations of their models.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Pipelines to measure with: the bundled one, and others built in code with random weights.
 
-What they make is noise; what they cost is that of their kind. Knows nothing of how it is measured.
+What they make is noise; what they cost is that of their kind.
 """
 
 import json

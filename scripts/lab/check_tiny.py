@@ -3,7 +3,7 @@
 Draws held-out prompts, each with its own seed, reads every picture back by rules that are
 not learned, and prints a table per shape, the same for seen combinations, and, as a control,
 the held-out pictures against each other's prompts. The last line on stdout is one JSON
-document; the exit code is 1 under the bars. Knows nothing of how the model was trained.
+document; the exit code is 1 under the bars.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A denoiser on ranks, for a benchmark: a process of its own that is rank 0 of them.
+"""What several devices buy a denoiser: ``python -m scripts.lab.devices_bench``.
 
-A process can be rank 0 of one set of ranks only; so several sets can be measured in turns. Knows
-nothing of what is compared.
+Each way of sharing its calls (copies, ranks, groups of ranks) is measured in turns with one device.
+A process can be rank 0 of one set of ranks only, so each set has a process of its own.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Makes N pictures five ways: by the bare pipeline one after another (serial), by 
 one call (static), and by the engine from N threads, which come at once (together), spread over the
 first half of what one picture takes alone (spread), or at once and forbidden to share (apart). Each
 repetition runs all ways, so that what else the machine does falls on all alike; the figures are
-medians of ratios inside a repetition. Knows nothing of replicas and HTTP.
+medians of ratios inside a repetition.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 Trains an autoencoder, then a text encoder and a denoiser together, on pictures it draws
 itself, and saves a plain diffusers folder in half precision. The work is counted in steps,
 never in time, so a busy machine only takes longer; a stopped run goes on from its last
-checkpoint when started again with the same ``--work`` folder. Knows nothing of how the
-result is judged (see ``scripts.lab.check_tiny``).
+checkpoint when started again with the same ``--work`` folder.
+``scripts.lab.check_tiny`` judges the result.
 """
 
 from __future__ import annotations

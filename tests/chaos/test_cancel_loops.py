@@ -19,8 +19,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 LONG_FORM = "CHAOS_REQUESTS" in os.environ
-ROUNDS = 100 if LONG_FORM else 8
-ENDS = 200 if LONG_FORM else 10
+ROUNDS = 100 if LONG_FORM else 5
+ENDS = 200 if LONG_FORM else 8
 STEPS = 24
 MODELS = ("one", "four")
 # Beside others the last bits may round differently, and bytes are what is compared here.

@@ -96,4 +96,4 @@ def test_more_replicas_than_devices_are_refused_in_a_line() -> None:
 def test_flags_that_are_the_sweeps_own_are_refused() -> None:
     status, said = refused("--replicas", "1", "--base-url=http://localhost:1")
     assert status == 2
-    assert "--base-url is set by the sweep itself; leave it out" in said
+    assert "--base-url is set by the sweep; leave it out" in said

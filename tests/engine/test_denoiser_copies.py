@@ -22,10 +22,10 @@ from tests.engine.toy_denoiser import ToyDenoiser
 from workers.devices.chunk import DeviceChunk
 from workers.devices.copies import (
     DeviceThread,
-    deal_calls,
-    deal_rows,
     each_copy,
     open_device_threads,
+    split_calls,
+    split_rows,
     spread_rows,
 )
 from workers.engine.engine import Engine
@@ -91,10 +91,10 @@ def denoiser(device_threads: list[DeviceThread]) -> Watched:
     ("rows", "parts", "counts"),
     [(1, 2, [1]), (2, 2, [1, 1]), (5, 2, [3, 2]), (7, 3, [3, 2, 2]), (2, 4, [1, 1])],
 )
-def test_rows_are_dealt_out_evenly_and_no_part_is_empty(rows: int, parts: int, counts: list[int]):
-    dealt = deal_rows(rows, parts)
-    assert sorted(map(len, dealt)) == sorted(counts)
-    assert [row for part in dealt for row in part] == list(range(rows))
+def test_rows_are_split_evenly_and_no_part_is_empty(rows: int, parts: int, counts: list[int]):
+    split = split_rows(rows, parts)
+    assert sorted(map(len, split)) == sorted(counts)
+    assert [row for part in split for row in part] == list(range(rows))
 
 
 def test_a_device_thread_is_one_core_one_thread_and_the_callers_inference_mode(
@@ -138,7 +138,7 @@ def test_each_copy_runs_its_rows_on_its_device_thread(denoiser: Watched):
 
 def test_where_only_one_can_run_the_parts_each_call_runs_once():
     made = ToyDenoiser()
-    deal_calls(made, 1, made.forward, lambda *_: pytest.fail("there are no parts"))
+    split_calls(made, 1, made.forward, lambda *_: pytest.fail("there are no parts"))
     made(torch.ones(3, 2), torch.tensor(1.0))
     assert made.seen == [3]
 

@@ -21,6 +21,7 @@ from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_trial import Watcher, pixels, small_inputs, small_request, together
 from scripts.lab.models_table import COLUMNS, PAGE, page, row, trial_of
 from tests.engine.conftest import count_decodes, plan
+from tests.engine.guided_family import SLOW
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -121,10 +122,12 @@ def test_a_task_of_a_family_runs_stops_at_any_step_and_runs_again(
     assert watcher.calls == [(0, 3), *((step, 3) for step in range(4))]
     assert made.warnings == ()
 
-    for call in (0, 1, 3, 4):
+    for call in (1,) if name == SLOW else (0, 1, 3, 4):
         with pytest.raises(Interrupted):
             engine.generate(asked, Watcher(stop_at=call), inputs)
     assert len(family.decodes) == decoded
+    if name == SLOW:
+        return  # that it runs again is tried for its row in the page of models
     assert np.array_equal(pixels(engine.generate(asked, Watcher(), inputs)), pixels(made))
     other = engine.generate(asked.with_changes({"seed": 4}), Watcher(), inputs)
     assert not np.array_equal(pixels(other), pixels(made))
@@ -136,13 +139,14 @@ def test_outputs_of_a_family_are_what_their_seeds_make_alone(families: Any, name
     engine, inputs = families(name).engine, small_inputs(task)
     asked = small_request(engine.abilities, task, num_outputs_per_prompt=2)
     both = engine.generate(asked, Watcher(), inputs)
-    for index in (0, 1):
+    for index in (1,) if name == SLOW else (0, 1):
         alone = asked.with_changes({"seed": 3 + index, "num_outputs_per_prompt": 1})
         single = engine.generate(alone, Watcher(), inputs)
         assert np.abs(pixels(both, index) - pixels(single)).max() <= 1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# The slow one does so for its row in the page of models, with prompts of different lengths too.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != SLOW])
 def test_requests_of_a_family_that_run_together_make_what_each_makes_alone(
     families: Any, name: str
 ):
@@ -158,11 +162,8 @@ def test_requests_of_a_family_that_run_together_make_what_each_makes_alone(
         assert np.abs(pixels(one) - pixels(other)).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["qwen_image", "qwen_image_edit"])
-def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(
-    tmp_path: Path, name: str
-):
-    engine = Loaded(save_family(name, tmp_path)).engine
+def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(tmp_path: Path):
+    engine = Loaded(save_family("qwen_image", tmp_path)).engine
     task = engine.abilities.tasks[0]
     prompts = ("a", "a red circle on a white ground", "a blue square")
     asked = [

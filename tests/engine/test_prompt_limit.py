@@ -9,8 +9,9 @@ import torch
 
 from scripts.lab.families import save_family
 from tests.engine.conftest import plan
-from workers.engine.loader import ImageTextProcessor, load_pipeline
+from workers.engine.loader import load_pipeline
 from workers.engine.pipelines import cut_warnings, max_prompt_tokens, prompt_limits
+from workers.patches import ImageTextProcessor
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

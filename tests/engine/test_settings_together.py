@@ -22,11 +22,11 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import (
     compile_blocks,
-    keep_forward,
     load_pipeline,
     offload_layers,
     offload_parts,
 )
+from workers.patches import keep_forward
 
 CPU = torch.device("cpu")
 PROMPTS = ("a star", "a red circle", "blue", "a heart on a white ground")

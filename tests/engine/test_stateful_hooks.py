@@ -50,7 +50,8 @@ def test_requests_of_a_cached_model_run_one_at_a_time_and_make_what_each_makes_a
     torch.manual_seed(0)
     pipe = flux()
     pipe.set_progress_bar_config(disable=True)
-    engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=4)
+    abilities = inspect_abilities(pipe, {"width": 16, "height": 16})  # what it is warmed up for
+    engine = Engine(pipe, abilities, max_num_seqs=4)
     engine.warm_up()
     plain = engine.generate(ASKED[0], Recorder())
     assert not has_stateful_hooks(pipe.transformer.modules())

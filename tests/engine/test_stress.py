@@ -1,4 +1,4 @@
-"""Sixty-four requests of every kind at once: each makes what it makes alone, or is stopped."""
+"""Thirty-two requests of every kind at once: each makes what it makes alone, or is stopped."""
 
 import random
 import secrets
@@ -19,7 +19,7 @@ from workers.engine.engine import Engine, Generation
 from workers.engine.loader import load_pipeline
 from workers.engine.progress import Interrupted
 
-REQUESTS, THREADS = 64, 8
+REQUESTS, THREADS = 32, 8
 PROMPTS = ("a red circle", "a blue square at the top", "a star", "a heart on a white background")
 STYLE, WORDS = Lora("style"), Lora("words")
 # Three adapters of which two are kept, so that they make room for each other on the way.

@@ -88,8 +88,10 @@ class PlayedReplica:
         outcome = Outcome(Status.SUCCEEDED, tuple(outputs), timings=timings, step=20, steps=20)
         self._finish(request, outcome)
 
-    def fail(self, request: Request, code: str = "generation_failed") -> None:
-        failure = Failure(code, "The pipeline said no.")
+    def fail(
+        self, request: Request, code: str = "generation_failed", *, retryable: bool = False
+    ) -> None:
+        failure = Failure(code, "The pipeline said no.", retryable)
         self._finish(request, Outcome(Status.FAILED, error=failure))
 
     def stop(self, request: Request) -> None:

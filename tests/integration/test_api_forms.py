@@ -79,7 +79,7 @@ def test_a_part_without_a_name_is_malformed(api: Api, editing: PlayedReplica) ->
         )
         assert answer.status_code == 400
         assert error_of(answer)["code"] == "malformed_request"
-        assert "no name of a form field" in error_of(answer)["message"]
+        assert "not the name of a form field" in error_of(answer)["message"]
 
 
 def test_an_adapter_in_a_form_is_json(api: Api, editing: PlayedReplica) -> None:

@@ -7,11 +7,13 @@ import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from werkzeug.test import TestResponse
 
+from configs.settings import Settings
 from routing.request import Request
 from tests.integration.api_world import (
     PIXELS,
@@ -134,7 +136,7 @@ def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     parameters = request.parameters
     assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 48, 32)
     assert (parameters.output_format, parameters.output_compression) == ("jpeg", 80)
-    assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was left aside"]
+    assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was ignored"]
 
 
 def test_several_images_are_edited_together(api: Api, editing: PlayedReplica) -> None:
@@ -224,12 +226,43 @@ def test_ends_other_than_success(
     assert (answer.status_code, error_of(answer)["code"]) == (409, "canceled")
     assert answer.headers["X-Should-Retry"] == "false"
 
-    def crash(request: Request) -> None:
-        editing.fail(request, "replica_crashed")
 
-    answer, _ = served(api, editing, post(api, path, **body), crash)
+def recorded(api: Api, request_id: str) -> bool:
+    """Whether the record says that the same request may succeed."""
+    error = body_of(api.get(f"/v1/requests/{request_id}"))["error"]
+    return bool(error["retryable"])
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+@pytest.mark.parametrize("code", ["replica_crashed", "generation_failed", "output_write_failed"])
+def test_a_retry_is_advised_where_the_record_says_so(
+    api: Api, editing: PlayedReplica, code: str, retryable: bool
+) -> None:
+    def fail(request: Request) -> None:
+        editing.fail(request, code, retryable=retryable)
+
+    call = post(api, "/v1/images/generations", prompt="a")
+    answer, request = served(api, editing, call, fail)
+    assert (answer.status_code, error_of(answer)["code"]) == (500, code)
+    assert recorded(api, request.id) is retryable
+    assert answer.headers["X-Should-Retry"] == ("true" if retryable else "false")
+
+
+def test_a_crash_without_another_attempt_is_not_to_be_retried(
+    api_settings: Settings, open_api: Callable[[Settings], Api]
+) -> None:
+    api = open_api(replace(api_settings, max_attempts=1))
+    api.start()
+    replica = api.replica().load()
+
+    def crash(request: Request) -> None:
+        assert api.claims.move_crashed(request) is None
+
+    call = post(api, "/v1/images/generations", prompt="a")
+    answer, request = served(api, replica, call, crash)
     assert (answer.status_code, error_of(answer)["code"]) == (500, "replica_crashed")
-    assert answer.headers["X-Should-Retry"] == "true"
+    assert recorded(api, request.id) is False
+    assert answer.headers["X-Should-Retry"] == "false"
 
 
 def test_a_request_that_expires_answers_409(api: Api, editing: PlayedReplica) -> None:
@@ -237,6 +270,9 @@ def test_a_request_that_expires_answers_409(api: Api, editing: PlayedReplica) ->
         wait_until(api.claims.expire, 10, "the request to expire")
         answer = call.result(timeout=10)
     assert (answer.status_code, error_of(answer)["code"]) == (409, "expired")
+    (request,) = body_of(api.get("/v1/requests"))["data"]
+    assert recorded(api, request["id"]) is True
+    assert answer.headers["X-Should-Retry"] == "true"
 
 
 def test_one_key_is_one_request(api: Api, editing: PlayedReplica) -> None:

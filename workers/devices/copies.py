@@ -1,4 +1,4 @@
-"""Copies of a denoiser on the devices of the chunk, which share the rows of each call."""
+"""The rows of denoiser calls split over devices: their threads, the splitting, and the copies."""
 
 import copy
 import functools
@@ -88,23 +88,23 @@ Forward = Callable[..., Any]
 RunParts = Callable[[Arguments, int, Sequence[range]], list[Any]]
 
 
-def deal_rows(rows: int, parts: int) -> list[range]:
+def split_rows(rows: int, parts: int) -> list[range]:
     """Return the rows of each of up to `parts` parts, as even as can be, none empty."""
     parts = min(rows, parts)
     ends = [-(-rows * (index + 1) // parts) for index in range(parts)]
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def deal_calls(module: torch.nn.Module, parts: int, whole: Forward, run_parts: RunParts) -> None:
+def split_calls(module: torch.nn.Module, parts: int, whole: Forward, run_parts: RunParts) -> None:
     """Have the rows of each call of the module run as up to `parts` parts, or the call as a whole.
 
     The error of a part is that of the call.
     """
-    dealt = _DealtForward(parts, whole, run_parts)
-    module.forward = functools.wraps(type(module).forward)(dealt.bind(type(module)))
+    split = _SplitForward(parts, whole, run_parts)
+    module.forward = functools.wraps(type(module).forward)(split.bind(type(module)))
 
 
-class _DealtForward:
+class _SplitForward:
     """The forward that stands for those that run the parts."""
 
     def __init__(self, parts: int, whole: Forward, run_parts: RunParts) -> None:
@@ -129,7 +129,7 @@ class _DealtForward:
             if described.rows < 2 or self._right.get(kind) is False:
                 return self._whole(*args, **kwargs)
             try:
-                output = self._dealt(arguments, described.rows)
+                output = self._run_split(arguments, described.rows)
             except Unmergeable as error:
                 self._note(kind, right=False, reason=f"{error.name} cannot be cut")
                 return self._whole(*args, **kwargs)
@@ -144,9 +144,9 @@ class _DealtForward:
 
         return forward
 
-    def _dealt(self, arguments: Arguments, rows: int) -> Any:
-        dealt = deal_rows(rows, self._parts)
-        return place_rows(self._run_parts(arguments, rows, dealt), dealt, rows)
+    def _run_split(self, arguments: Arguments, rows: int) -> Any:
+        split = split_rows(rows, self._parts)
+        return place_rows(self._run_parts(arguments, rows, split), split, rows)
 
     def _note(self, kind: Hashable, *, right: bool, reason: str) -> None:
         if len(self._right) > _KINDS_KEPT:
@@ -203,8 +203,8 @@ def spread_rows(module: torch.nn.Module, device_threads: Sequence[DeviceThread])
         moved = {name: _moved(value, home, device) for name, value in part.items()}
         return _moved(forward(**moved), device, home)
 
-    def run_parts(arguments: Arguments, rows: int, dealt: Sequence[range]) -> list[Any]:
-        parts = [choose_rows(arguments, chosen, rows) for chosen in dealt]
+    def run_parts(arguments: Arguments, rows: int, split: Sequence[range]) -> list[Any]:
+        parts = [choose_rows(arguments, chosen, rows) for chosen in split]
         running = [
             device_thread.submit(run_part, forward, part, device_thread.device)
             for device_thread, forward, part in zip(device_threads, forwards, parts, strict=False)
@@ -213,7 +213,7 @@ def spread_rows(module: torch.nn.Module, device_threads: Sequence[DeviceThread])
         return [each.result() for each in running]
 
     # Whole, it runs in the caller's thread: on a CPU that is with all cores of the chunk.
-    deal_calls(module, len(device_threads), module.forward, run_parts)
+    split_calls(module, len(device_threads), module.forward, run_parts)
 
 
 def _copy_to(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:

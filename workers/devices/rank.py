@@ -62,13 +62,13 @@ class RankCalls:
     def run(self, message: Forward) -> None:
         """Run this rank's part of a call, if it has one."""
         self._output = []
-        if self._group >= max(len(message.dealt), 1):
+        if self._group >= max(len(message.split), 1):
             self._arguments(message)
             return
         try:
             args, kwargs = self._arguments(message)
-            if message.dealt:
-                kwargs = choose_rows(kwargs, message.dealt[self._group], message.rows)
+            if message.split:
+                kwargs = choose_rows(kwargs, message.split[self._group], message.rows)
             said: ForwardDone | Failed = self._keep(
                 self._denoisers[message.denoiser](*args, **kwargs)
             )

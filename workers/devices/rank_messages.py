@@ -148,14 +148,14 @@ class Forward:
     Attributes:
         denoiser: Its name.
         packed: The arguments.
-        rows: Samples in it, where it is dealt out.
-        dealt: Rows of each group; further groups have none. Empty where the first runs it whole.
+        rows: Samples in it, where it is split.
+        split: Rows of each group; further groups have none. Empty where the first runs it whole.
     """
 
     denoiser: str
     packed: bytes
     rows: int = 0
-    dealt: tuple[range, ...] = ()
+    split: tuple[range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs
-from workers.devices.copies import DeviceThread, chunk_cores, deal_calls
+from workers.devices.copies import DeviceThread, chunk_cores, split_calls
 from workers.devices.rank_group import meet, open_store, rank_groups
 from workers.devices.rank_messages import (
     JOIN,
@@ -57,19 +57,19 @@ class Rank0Calls:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         rows: int = 0,
-        dealt: Sequence[range] = (),
+        split: Sequence[range] = (),
     ) -> list[Any]:
         """Run a call with the other ranks; returns what each group made of its rows.
 
-        Without `dealt` the first group runs it whole.
+        Without `split` the first group runs it whole.
         """
         self._processes.check()
         packed, tensors = pack((args, kwargs), self._device)
         sent = as_bytes(tensors)
-        own = choose_rows(kwargs, dealt[0], rows) if dealt else kwargs
-        others = self._others[: max(len(dealt) - 1, 0)]
+        own = choose_rows(kwargs, split[0], rows) if split else kwargs
+        others = self._others[: max(len(split) - 1, 0)]
         try:
-            self._processes.tell(Forward(name, packed, rows, tuple(dealt)))
+            self._processes.tell(Forward(name, packed, rows, tuple(split)))
             for each in sent:
                 dist.broadcast(each, src=0)
             output = forward(*args, **own)
@@ -246,14 +246,14 @@ class Ranks:
         def whole(*args: Any, **kwargs: Any) -> Any:
             return run(args, kwargs)[0]
 
-        def run_parts(arguments: Mapping[str, Any], rows: int, dealt: Sequence[range]) -> list[Any]:
-            return run((), arguments, rows, dealt)
+        def run_parts(arguments: Mapping[str, Any], rows: int, split: Sequence[range]) -> list[Any]:
+            return run((), arguments, rows, split)
 
         def repeat(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with self._lock:
                 self._change(name, method, args, kwargs)
 
-        deal_calls(module, self._args.parallel_config.cfg_parallel_size, whole, run_parts)
+        split_calls(module, self._args.parallel_config.cfg_parallel_size, whole, run_parts)
         repeat_changes(module, repeat)
 
     def _change(

@@ -28,6 +28,7 @@ from workers.engine.arguments import Inputs
 from workers.engine.concurrent import ConcurrentRuns, Turns
 from workers.engine.features import FEATURES
 from workers.engine.generation import Generation
+from workers.engine.known_settings import find_defaults
 from workers.engine.loader import finish_settings, load_pipeline
 from workers.engine.progress import Progress, SilentProgress
 from workers.engine.run import Parts, Runs, Serve, Slot
@@ -45,7 +46,7 @@ class Engine:
     """One pipeline on one device chunk; make it with :meth:`load`.
 
     Attributes:
-        pipe: The pipeline, whose parts all runs share.
+        pipe: The pipeline, which nobody else may call or change while requests run.
         abilities: What requests may ask for.
         features: Those that are on.
         request_coming: Returns a context to say that this thread may be about to call
@@ -103,7 +104,13 @@ class Engine:
         """
         pipe = load_pipeline(plan)
         settings = plan.stage.engine_args.pipeline
-        abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
+        args = plan.stage.engine_args
+        defaults = find_defaults(pipe, args.model, plan.stage.default_sampling_params)
+        abilities = replace(
+            inspect_abilities(pipe, defaults.values),
+            known_as=defaults.known_as,
+            default_sources=defaults.sources,
+        )
         chunk = DeviceChunk.open(pipe, plan)
         try:
             finish_settings(pipe, settings)

@@ -10,9 +10,8 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from diffusers.hooks import HookRegistry, ModelHook, apply_group_offloading
+from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import AttentionBackendName
-from transformers import Qwen2VLProcessor
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs, PipelineSettings, ReplicaPlan
@@ -20,32 +19,12 @@ from workers.devices.chunk import denoisers
 from workers.devices.weights import DENOISERS, quantized_arguments, weight_dtype
 from workers.failures import is_out_of_memory, short_cause
 from workers.families import family_of
+from workers.patches import ImageTextProcessor, keep_forward
 
 logger = logging.getLogger(__name__)
 
 
 _REPLACED = ("transformers", "Qwen2VLProcessor")
-
-
-class ImageTextProcessor(Qwen2VLProcessor):
-    """The same, without videos; transformers reads from the signature what it is made of."""
-
-    def __init__(
-        self,
-        image_processor: Any = None,
-        tokenizer: Any = None,
-        chat_template: Any = None,
-        **options: Any,
-    ) -> None:
-        """Take the parts that :meth:`from_pretrained` loads."""
-        self.image_token = "<|image_pad|>"  # noqa: S105 - a token of text
-        self.video_token = "<|video_pad|>"  # noqa: S105
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
-        # Past the parent, which would ask for the part for videos.
-        super(Qwen2VLProcessor, self).__init__(
-            image_processor, tokenizer, chat_template=chat_template, **options
-        )
 
 
 def replaced_parts(index: Mapping[str, Any], model: str, **options: Any) -> dict[str, Any]:
@@ -156,16 +135,6 @@ def offload_layers(pipe: Any, device: torch.device) -> None:
                 )
             else:
                 part.to(device)
-
-
-def keep_forward(module: torch.nn.Module) -> None:
-    """Have nothing that diffusers' hooks do later change the `forward` of a module.
-
-    The outermost of them puts back the `forward` that it found when it is removed, and with it
-    takes away what was put over it since. One of the offload is there for the first call alone. So
-    another is outermost from now on, which does nothing.
-    """
-    HookRegistry.check_if_exists_or_initialize(module).register_hook(ModelHook(), "outermost")
 
 
 def compile_blocks(pipe: Any, *, dynamic: bool, backend: str = "inductor") -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import diffusers
 import torch
 
+from workers.patches import become
+
 HEUN = "FlowMatchHeunDiscreteScheduler"
 
 
@@ -70,11 +72,10 @@ def solved_by(own: Any, name: str) -> Any:
     Heun's method, which calls the denoiser twice for each sigma but the last.
     """
     scheduler = copy.deepcopy(own)
-    kind = type(own)
     members: dict[str, Any] = {"__module__": __name__, "solver_name": name}
     if name == HEUN:
-        members |= {"order": 2, "set_timesteps": _twice_each(kind.set_timesteps)}
-    scheduler.__class__ = type(name, (_Solved, kind), members)
+        members |= {"order": 2, "set_timesteps": _twice_each(type(own).set_timesteps)}
+    become(scheduler, name, _Solved, members)
     return scheduler
 
 

@@ -1,4 +1,4 @@
-"""The tables and the totals of a sweep over families. Knows no pipelines."""
+"""Tries every pipeline that diffusers tests itself with, and prints the tables and totals."""
 
 import argparse
 import json

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from scripts.lab.family_parts import byte_tokenizer, tokenizer
-from workers.engine.loader import ImageTextProcessor
+from workers.patches import ImageTextProcessor
 
 T5 = {"vocab_size": 1103, "d_model": 32, "d_ff": 37, "d_kv": 8, "num_layers": 2, "num_heads": 4}
 

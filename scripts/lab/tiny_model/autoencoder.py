@@ -1,7 +1,6 @@
 """The tiny model's autoencoder: how it is built, started and trained.
 
-Knows pictures of the little world and diffusers' AutoencoderTiny (64x64 pixels to 8x8x8
-numbers). Knows nothing of text or of the denoiser.
+It is diffusers' AutoencoderTiny: 64x64 pixels to 8x8x8 numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The tiny model's text encoder and denoiser: how they are trained together.
-
-Knows captions, encoded pictures, the noise schedule and checkpoints. Knows nothing of how
-the autoencoder came to be or of how the finished pictures are judged.
-"""
+"""The tiny model's text encoder and denoiser: how they are trained together."""
 
 from __future__ import annotations
 

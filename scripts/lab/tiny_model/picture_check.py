@@ -1,7 +1,7 @@
 """Reads a picture of the little world back: background, colour, shape, place and size.
 
-Knows ideal outlines and the palette, and fits them to the pixels; nothing here is learned
-and no model is imported. ``check_picture(image, prompt)`` is all an end-to-end test needs.
+It fits ideal outlines and the palette to the pixels; nothing here is learned.
+``check_picture(image, prompt)`` is all an end-to-end test needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The little world of the tiny model: coloured shapes on coloured backgrounds, and their captions.
 
-Knows what can be drawn (shapes, colours, sizes, places), which combinations are held out
-of training, how a picture is drawn, how it is put into words, and how a caption is read
-back. Knows nothing of models, training or judging pictures, and needs only numpy and Pillow.
+What can be drawn (shapes, colours, sizes, places), which combinations are held out of training,
+how a picture is drawn, how it is put into words, and how a caption is read back.
 """
 
 from __future__ import annotations
