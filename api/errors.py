@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from flask import Flask, Response, current_app, g, jsonify, request
@@ -54,20 +55,10 @@ class ErrorAnswerSchema(Schema):
 
 
 _STORE_RETRY_S: Final = 2.0
-
-
 _FIRST_ERROR: Final = 400
-
-
 _WRONG_METHOD: Final = 405
-
-
 _TOO_MANY: Final = 429
-
-
 _SERVER: Final = 500
-
-
 _RETRIED: Final = frozenset({409, 429})
 
 
@@ -154,7 +145,7 @@ def _translated(error: HTTPException) -> ServingError:
             return NotFound(f"There is nothing at {request.path}; GET /docs lists the calls.")
         case TooLarge.status:
             limit = current_app.config["MAX_CONTENT_LENGTH"]
-            return TooLarge(f"The body is larger than the {limit} bytes it may have.")
+            return TooLarge(f"The body is too large; send {limit} bytes at most.")
         case InvalidRequest.status:
             return InvalidRequest.from_details(_query_errors(error), "The query is refused")
         case _:
@@ -193,10 +184,7 @@ def _answer(
         "code": code,
     }
     if details:
-        body["details"] = [
-            {"param": detail.param, "message": detail.message, "code": detail.code}
-            for detail in details
-        ]
+        body["details"] = [asdict(detail) for detail in details]
     response = jsonify({"error": body})
     response.status_code = status
     return response

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, read from the registry at each scrape.
 
 All numbers come from Redis, so each API process gives the same answer and none keeps counters of
-its own. Does not know what a number means for an operator: docs/operations.md does.
+its own. docs/operations.md says what each number means for an operator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ReplicaCollector(Collector):
         """Yield one family for each number."""
         yield self._states()
         yield self._finished()
-        yield self._gauge("waiting_requests", "Requests in the line of a replica.", _waiting)
+        yield self._gauge("waiting_requests", "Requests in the queue of a replica.", _waiting)
         yield self._gauge("running_requests", "Requests a replica runs.", _running)
         yield self._gauge("step_seconds", "Seconds of a denoising step, moving mean.", _step_s)
         yield self._gauge("memory_bytes", "Memory of the process.", _memory)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flask import g
 from flask_smorest import Blueprint
-from marshmallow import Schema, fields, validate
+from marshmallow import Schema, fields
 
 from api.http.fields import (
     AnswerSchema,
@@ -23,21 +23,22 @@ from api.http.fields import (
     whole,
 )
 from api.service import Service
+from configs.fields import Number
 from routing.replica import Replica, ReplicaState
-
-_LONGEST_DRAIN_S = 86_400
 
 
 class DrainQuerySchema(Schema):
-    """The query of the calls that take a replica out of the rotation."""
+    """The query of the calls that drain a replica."""
 
-    drain_s = fields.Float(
-        validate=validate.Range(0, _LONGEST_DRAIN_S, error=f"is not from 0 to {_LONGEST_DRAIN_S}"),
-        error_messages={"invalid": "is not a number", "special": "is not a number"},
-        metadata={
-            "description": "Seconds that what runs there may go on before it is handed back, at a "
-            "step boundary, to another replica. By default the setting DRAIN_S."
-        },
+    drain_s = Number(
+        0,
+        86_400,
+        "seconds",
+        strict=False,
+        metadata=described(
+            "Seconds that what runs there may go on before it is handed back, at a step boundary, "
+            "to another replica. By default the setting DRAIN_S."
+        ),
     )
 
 

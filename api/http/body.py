@@ -78,18 +78,14 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 FORM: Final = "multipart/form-data"
-
-
 _PLAIN_FORM: Final = "application/x-www-form-urlencoded"
-
-
 _PART: Final = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?\Z")
 
 
 def is_form() -> bool:
     """Whether the call at hand carries a form."""
     if request.mimetype == _PLAIN_FORM:
-        # What curl calls JSON unless it is told better is better told so than read as a form.
+        # curl sends JSON as this type by default: that is refused as JSON, not read as a form.
         return not request.get_data().lstrip().startswith(b"{")
     return request.mimetype == FORM
 

@@ -1,7 +1,4 @@
-"""Server-sent events of one call: their text, and the answer that carries them.
-
-Does not know what happens, nor to what.
-"""
+"""Server-sent events of one call: their text, and the answer that carries them."""
 
 from __future__ import annotations
 
@@ -13,17 +10,9 @@ from flask import Response, stream_with_context
 
 # Writing is what shows every proxy between, and us, that the connection still stands.
 KEEP_ALIVE_S: Final = 10.0
-
-
 KEEP_ALIVE: Final = ": still here\n\n"
-
-
 _EVENT_STREAM: Final = "text/event-stream"
-
-
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
 EVENT_CONTENT: Final = {
     _EVENT_STREAM: {
         "schema": {

@@ -1,7 +1,6 @@
 """Pictures as a stream of events: some previews while they are made, then the pictures themselves.
 
-The names are those of OpenAI's API. Does not know how the request was read, nor how a finished
-picture is described.
+The names are those of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Spread:
     most: int
     _due: int = 0
 
-    def takes(self, step: int, steps: int) -> bool:
+    def picks(self, step: int, steps: int) -> bool:
         """Whether the preview after `step` of `steps` is one of them."""
         due = min(self.most, step * (self.most + 1) // steps) if steps else 0
         if due <= self._due:
@@ -67,7 +66,7 @@ class ImageStream:
 
     def text(self) -> Iterator[str]:
         """Return the stream; what goes wrong is its last event, since its status is sent."""
-        # The client learns at once that it was accepted, however long the line is.
+        # The client learns at once that it was accepted, however long the queue is.
         yield KEEP_ALIVE
         try:
             yield from self._partial()
@@ -94,7 +93,7 @@ class ImageStream:
     def _preview(self) -> str | None:
         """The event of the newest preview, where one is due."""
         step = self._shown_step()
-        if step is None or not self._spread.takes(step, self._steps):
+        if step is None or not self._spread.picks(step, self._steps):
             return None
         waiting = self._waiting
         picture = waiting.service.records.preview(waiting.request.id)

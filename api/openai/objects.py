@@ -13,8 +13,6 @@ from routing.replica import Registry
 from routing.request import Request
 
 _DIGITS: Final = 6
-
-
 _MIB: Final = 1024 * 1024
 
 
@@ -115,7 +113,7 @@ class ImageDataSchema(Schema):
 
     b64_json = text("The file in base64; null where its address was asked for.", allow_none=True)
     url = text("Its address; null where the file itself was asked for.", allow_none=True)
-    revised_prompt = text("Always null: prompts are taken as they are.", allow_none=True)
+    revised_prompt = text("Always null: prompts are used as they are.", allow_none=True)
     seed = whole("Makes this picture again, alone.")
 
 
@@ -132,7 +130,7 @@ class ImagesAnswerSchema(Schema):
     metrics = fields.Nested(MetricsSchema)
     stage_durations = _durations()
     peak_memory_mb = _memory()
-    warnings = texts("What was left aside, one sentence each.")
+    warnings = texts("What was ignored, one sentence each.")
 
 
 class UrlSchema(Schema):
@@ -188,7 +186,7 @@ class ChatAnswerSchema(Schema):
     metrics = fields.Nested(MetricsSchema)
     stage_durations = _durations()
     peak_memory_mb = _memory()
-    warnings = texts("What was left aside, one sentence each.")
+    warnings = texts("What was ignored, one sentence each.")
 
 
 class VideoErrorSchema(Schema):
@@ -224,7 +222,7 @@ class VideoSchema(Schema):
     stage_durations = _durations()
     peak_memory_mb = _memory()
     metrics = fields.Nested(MetricsSchema)
-    warnings = texts("What was left aside, one sentence each.")
+    warnings = texts("What was ignored, one sentence each.")
 
 
 class VideoListSchema(Schema):

@@ -35,14 +35,8 @@ _logger = logging.getLogger(__name__)
 
 # An end is told by the stream; this is how long one could stay unseen if the stream lost it.
 _WAIT_S: Final = 30.0
-
-
 _STORE_AWAY_S: Final = 30.0
-
-
 _STORE_PAUSE_S: Final = 1.0
-
-
 _RETRY_S: Final = 2.0
 
 

@@ -113,7 +113,8 @@ def _defaults(task: str, model: ServedModel) -> dict[str, Any]:
         if not abilities.supports(parameter, task):
             continue
         if parameter.default and task in (parameter.default_tasks or (task,)):
-            values[name] = getattr(abilities, parameter.default)
+            own = getattr(abilities, parameter.default)
+            values[name] = staged.get(name) if own is None else own
         elif name in staged:
             values[name] = staged[name]
     return values
@@ -150,7 +151,7 @@ def parameter_errors(
     task, known = values["task"], values["task"] in model.abilities.tasks
     found = list[FieldError]()
     for name, value in values.items():
-        # What is left as it is where nobody asks for it is no wish.
+        # A value that asks for nothing is right with any model.
         if value is None or value is False or value == ():
             continue
         parameter = PARAMETERS[name]

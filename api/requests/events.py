@@ -28,8 +28,6 @@ from routing.changes import Change, Subscription, cursor_order
 from routing.request import TERMINAL, Request, Status
 
 _LONGEST_S: Final = 900.0
-
-
 _RETRY_MS: Final = 1000
 
 
@@ -170,8 +168,9 @@ def _claimed(replica: str, attempt: int) -> dict[str, Any]:
 
 
 def _progress(change: Change) -> dict[str, Any]:
-    step_s = float(change.data.get("step_s") or 0) or None
-    return asdict(Progress.at(int(change.data["step"]), int(change.data["steps"]), step_s))
+    step_s = change.data.get("step_s")
+    step, steps = int(change.data["step"]), int(change.data["steps"])
+    return asdict(Progress.at(step, steps, float(step_s) if step_s else None))
 
 
 def _is_later(cursor: str, other: str) -> bool:
@@ -179,11 +178,7 @@ def _is_later(cursor: str, other: str) -> bool:
 
 
 LAST_EVENT_ID: Final = "Last-Event-ID"
-
-
 _CURSOR: Final = re.compile(r"[0-9]{1,19}-[0-9]{1,19}\Z")
-
-
 _LAST_SEEN: Final = {
     "in": "header",
     "name": LAST_EVENT_ID,
@@ -227,7 +222,8 @@ def _last_seen() -> str:
     last = call.headers.get(LAST_EVENT_ID, "").strip()
     if last and not _CURSOR.match(last):
         raise MalformedRequest(
-            f"{LAST_EVENT_ID} {last[:40]!r} is no id of an event; send the last one's, or none.",
+            f"{LAST_EVENT_ID} {last[:40]!r} is not the id of an event; send the last one's, or "
+            "leave it out.",
             param=LAST_EVENT_ID,
         )
     return last

@@ -19,11 +19,7 @@ from configs.errors import FieldError
 from configs.parameters import Parameters
 
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
-
-
 _FIX: Final = "send a PNG, JPEG or WebP"
-
-
 # Whatever a reader of picture files may raise about bytes that are none.
 _UNREADABLE: Final = (
     OSError,
@@ -83,7 +79,7 @@ class InputImage:
         except WrongPicture:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise WrongPicture(f"has more than the {max_pixels} pixels it may have") from None
+            raise WrongPicture(f"has too many pixels; use {max_pixels} at most") from None
         except UnidentifiedImageError:
             raise WrongPicture(f"is not a picture of a known format; {_FIX}") from None
         except _UNREADABLE as error:

@@ -89,6 +89,7 @@ class WebhookSchema(Schema):
     events = fields.List(
         OneOf(*WEBHOOK_EVENTS),
         validate=validate.Length(min=1, error="is empty; name one, or leave it out"),
+        load_default=lambda: ["ended"],
         metadata=described("Of what; the end alone where none are named.", default=["ended"]),
     )
 
@@ -122,7 +123,9 @@ class RequestBodySchema(_GenerationSchema):
     size = SizeField(
         metadata=described("Width and height in one, instead of the two.", example="64x64")
     )
-    priority = OneOf(*Priority, metadata=described("Place in the queue.", default="normal"))
+    priority = OneOf(
+        *Priority, metadata=described("Place in the queue.", default=Priority.NORMAL.value)
+    )
     affinity_key = ShortTextField(
         "Requests of one key go to one replica while it is ready and its queue is not full.",
         editable=Editable.NEVER,

@@ -92,7 +92,7 @@ def _read(
         expires_in=given.get("expires_in"),
         timeout=given.get("timeout"),
         metadata=given.get("metadata", {}),
-        webhook=_webhook(given["webhook"]) if "webhook" in given else None,
+        webhook=_webhook(given["webhook"]) if given.get("webhook") else None,
         affinity_key=given.get("affinity_key", ""),
     )
     return submission, inputs, given
@@ -138,7 +138,9 @@ def read_edit(service: Service, body: Mapping[str, Any], request: Request) -> Ed
         # The task follows the inputs again, unless the edit names one.
         kept.pop("task", None)
     model = service.catalog.find(request.model)
-    priority = given.get("priority", request.priority if "priority" not in body else "normal")
+    priority = given.get(
+        "priority", request.priority if "priority" not in body else Priority.NORMAL
+    )
     return Edit(
         parameters=_checked(kept, given, inputs, model, service.settings, details),
         priority=Priority(priority),
@@ -212,7 +214,7 @@ def _checked(
 
 
 def _webhook(given: Mapping[str, Any]) -> Webhook:
-    return Webhook(given["url"], tuple(given.get("events", ["ended"])))
+    return Webhook(given["url"], tuple(given["events"]))
 
 
 def _in_words_of(

@@ -32,14 +32,8 @@ _logger = logging.getLogger(__name__)
 
 
 _GIVE_UP_S: Final = 3600.0
-
-
 _FIRST_PAUSE_S: Final = 5.0
-
-
 _LONGEST_PAUSE_S: Final = 600.0
-
-
 _LONGEST_FAULT: Final = 200
 
 

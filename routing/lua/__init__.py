@@ -1,11 +1,12 @@
 """The Lua scripts: each change of a record or of the registry is one of them, and so atomic.
 
-The names of keys and fields are laid before each script, made from the tables of `routing/keys.py`.
+Scripts write `key.name` and `field.name`, which are looked up in the tables of `routing/keys.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,35 +14,43 @@ from typing import Any
 from redis import Redis
 from redis.commands.core import Script
 
-from routing.keys import RECORD, REPLICA, TOTALS, Key, Keys
+from routing.keys import RECORD, REPLICA, TOTALS, Keys
 
 _FOLDER = Path(__file__).parent
 _BEFORE_ALL = ("record", "choice")
 
 
-def _names() -> Iterator[str]:
-    """Yield the lines that define `key` and `fields` for the scripts; KEYS[1] is the prefix."""
-    yield "local prefix, key, fields = KEYS[1], {}, {}"
-    for name, kind in vars(Keys).items():
-        if isinstance(kind, Key):
-            first, *rest = kind.pattern.split("{}")
-            parts = [f"part{number}" for number in range(len(rest))]
-            text = "".join(
-                f" .. {part} .. '{after}'" for part, after in zip(parts, rest, strict=True)
-            )
-            value = f"prefix .. '{first}'{text}"
-            if parts:
-                value = f"function({', '.join(parts)}) return {value} end"
-            yield f"key.{name} = {value}"
-    for name, table in (("record", RECORD), ("replica", REPLICA), ("totals", TOTALS)):
-        yield f"fields.{name} = {{{', '.join(f'{field.name} = true' for field in table)}}}"
+_KEY = re.compile(r"\bkey\.(\w+)")
+_FIELD = re.compile(r"\bfield\.(\w+)")
+FIELDS = frozenset(field.name for field in (*RECORD, *REPLICA, *TOTALS))
+
+
+def linked(text: str) -> str:
+    """Return a script with each `key.name` defined and each `field.name` replaced by its name.
+
+    Raises:
+        KeyError: The tables of `routing/keys.py` have no such name.
+    """
+    lines = ["local prefix, key = KEYS[1], {}"]
+    for name in sorted(set(_KEY.findall(text))):
+        first, *rest = vars(Keys)[name].pattern.split("{}")
+        parts = [f"part{number}" for number in range(len(rest))]
+        value = f"prefix .. '{first}'"
+        for part, after in zip(parts, rest, strict=True):
+            value += f" .. {part} .. '{after}'" if after else f" .. {part}"
+        if parts:
+            value = f"function({', '.join(parts)}) return {value} end"
+        lines.append(f"key.{name} = {value}")
+    if unknown := set(_FIELD.findall(text)) - FIELDS:
+        raise KeyError(f"no field {', '.join(sorted(unknown))}")
+    return "\n".join((*lines, _FIELD.sub(r"'\1'", text)))
 
 
 @cache
 def source(name: str) -> str:
     """Return the whole text of a script, as Redis gets it."""
     parts = (_FOLDER / f"{part}.lua" for part in (*_BEFORE_ALL, name))
-    return "\n".join((*_names(), *(part.read_text() for part in parts)))
+    return linked("\n".join(part.read_text() for part in parts))
 
 
 class Scripts:
@@ -56,11 +65,14 @@ class Scripts:
         """Run the script `name` with `args`, then `fields` as name, value pairs.
 
         Raises:
+            KeyError: A field is not in the tables of `routing/keys.py`.
             redis.RedisError: Redis did not answer or refused the script.
         """
         script = self._known.get(name)
         if script is None:
             script = self._known[name] = self._redis.register_script(source(name))
+        if fields and not fields.keys() <= FIELDS:
+            raise KeyError(f"no field {', '.join(sorted(fields.keys() - FIELDS))}")
         pairs = [part for pair in (fields or {}).items() for part in pair]
         texts = [repr(arg) if isinstance(arg, float) else str(arg) for arg in args]
         return script(keys=[self._prefix], args=[*texts, *pairs])

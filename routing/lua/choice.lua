@@ -17,28 +17,27 @@ end
 -- The replica begins to be busy, or goes on.
 local function begin_work(name, now)
   if redis.call('SCARD', key.running(name)) == 0 then
-    totals.set(name, 'busy_from', now)
+    redis.call('HSET', key.totals(name), field.busy_from, now)
   else
-    totals.set_once(name, 'busy_from', now)
+    redis.call('HSETNX', key.totals(name), field.busy_from, now)
   end
 end
 
 -- The replica did `work` since it began, or since it last ended something.
 local function count_work(name, work, now)
-  local known = totals.get(name, 'busy_from', 'busy_s', 'busy_work')
-  totals.set(name, 'busy_from', now)
-  if not known.busy_from then return end
-  local seconds = math.max(0, tonumber(now) - tonumber(known.busy_from))
-  totals.set(name,
-    'busy_s', string.format('%.17g', FADE * tonumber(known.busy_s or '0') + seconds),
-    'busy_work', string.format('%.17g', FADE * tonumber(known.busy_work or '0') + work))
+  local from, busy_s, busy_work = get(key.totals(name), field.busy_from, field.busy_s, field.busy_work)
+  redis.call('HSET', key.totals(name), field.busy_from, now)
+  if not from then return end
+  local seconds = math.max(0, tonumber(now) - tonumber(from))
+  redis.call('HSET', key.totals(name),
+    field.busy_s, string.format('%.17g', FADE * tonumber(busy_s or '0') + seconds),
+    field.busy_work, string.format('%.17g', FADE * tonumber(busy_work or '0') + work))
 end
 
 -- What is left to do of a request that runs.
 local function work_left(id)
-  local record = records.get(id, 'work', 'step', 'steps')
-  local work, step = tonumber(record.work or '0'), tonumber(record.step or '0')
-  local steps = tonumber(record.steps or '0')
+  local work, step, steps = get(key.request(id), field.work, field.step, field.steps)
+  work, step, steps = tonumber(work or '0'), tonumber(step or '0'), tonumber(steps or '0')
   if steps == 0 then return work end
   return work * (steps - step) / steps
 end
@@ -52,9 +51,9 @@ end
 
 -- Seconds for each unit of work; nil before it has done any.
 local function rate_of(name)
-  local known = totals.get(name, 'busy_s', 'busy_work')
-  local work = tonumber(known.busy_work or '0')
-  if work > 0 then return tonumber(known.busy_s) / work end
+  local busy_s, busy_work = get(key.totals(name), field.busy_s, field.busy_work)
+  local work = tonumber(busy_work or '0')
+  if work > 0 then return tonumber(busy_s) / work end
   return nil
 end
 

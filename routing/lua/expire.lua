@@ -2,6 +2,6 @@
 local due = redis.call('ZRANGEBYSCORE', key.deadlines, '-inf', ARGV[1], 'LIMIT', 0, 1000)
 for _, id in ipairs(due) do
   redis.call('ZREM', key.deadlines, id)
-  if records.get(id, 'status').status == 'queued' then expire(id, ARGV[1]) end
+  if redis.call('HGET', key.request(id), field.status) == 'queued' then expire(id, ARGV[1]) end
 end
 return #due

@@ -5,21 +5,21 @@
 -- this process is to end}, or {'superseded', incarnation}.
 local name, incarnation, stage, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now, expires_at = ARGV[5], ARGV[6]
-local known = replicas.get(name, 'incarnation', 'stage')
-if known.incarnation and known.incarnation > incarnation then return {'superseded', known.incarnation} end
-if known.incarnation ~= incarnation then
-  if known.incarnation then totals.add(name, 'restarts', 1) end
-  if known.stage then redis.call('ZREM', key.ready(known.stage), name) end
-  if known.stage ~= stage then totals.clear(name, 'busy_s', 'busy_work') end
-  totals.clear(name, 'busy_from')
+local former, former_stage, restart, drain_at, drain_s = get(key.replica(name),
+  field.incarnation, field.stage, field.restart, field.drain_at, field.drain_s)
+if former and former > incarnation then return {'superseded', former} end
+if former ~= incarnation then
+  if former then redis.call('HINCRBY', key.totals(name), field.restarts, 1) end
+  if former_stage then redis.call('ZREM', key.ready(former_stage), name) end
+  if former_stage ~= stage then redis.call('HDEL', key.totals(name), field.busy_s, field.busy_work) end
+  redis.call('HDEL', key.totals(name), field.busy_from)
 end
-if state == 'ready' then replicas.clear(name, 'error') end
-local command = replicas.get(name, 'restart', 'drain_at', 'drain_s')
-local restarts = command.restart == incarnation
+if state == 'ready' then redis.call('HDEL', key.replica(name), field.error) end
+local restarts = restart == incarnation
 local drains = restarts or redis.call('SISMEMBER', key.drained, name) == 1
 if state == 'ready' and drains then state = 'draining' end
-replicas.set(name, 'name', name, 'incarnation', incarnation, 'stage', stage, 'state', state,
-  'beat_at', now, unpack(ARGV, 7))
+redis.call('HSET', key.replica(name), field.name, name, field.incarnation, incarnation, field.stage, stage,
+  field.state, state, field.beat_at, now, unpack(ARGV, 7))
 redis.call('ZADD', key.replicas, expires_at, name)
 if state == 'ready' then
   redis.call('ZADD', key.ready(stage), expires_at, name)
@@ -28,4 +28,4 @@ else
 end
 local waiting = redis.call('ZCARD', key.waiting(name))
 return {state, tostring(waiting), tostring(math.max(0, waiting - redis.call('LLEN', key.queue(name)))),
-  drains and command.drain_at or '', command.drain_s or '', restarts and '1' or ''}
+  drains and drain_at or '', drain_s or '', restarts and '1' or ''}

@@ -8,6 +8,6 @@ else
   redis.call('ZADD', key.deliveries, 'XX', again, member)
 end
 if event == 'ended' and redis.call('EXISTS', key.request(id)) == 1 then
-  records.set(id, 'webhook_delivered_at', delivered, 'webhook_error', fault)
+  redis.call('HSET', key.request(id), field.webhook_delivered_at, delivered, field.webhook_error, fault)
 end
 return 1

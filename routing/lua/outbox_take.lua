@@ -10,8 +10,8 @@ while true do
   else
     redis.call('ZADD', key.deliveries, tonumber(now) + tonumber(lease), member)
     if event ~= 'ended' then return {id, event, '1', now} end
-    records.set_once(id, 'webhook_since', now)
-    local tries = records.add(id, 'webhook_tries', 1)
-    return {id, event, tostring(tries), records.get(id, 'webhook_since').webhook_since}
+    redis.call('HSETNX', key.request(id), field.webhook_since, now)
+    local tries = redis.call('HINCRBY', key.request(id), field.webhook_tries, 1)
+    return {id, event, tostring(tries), redis.call('HGET', key.request(id), field.webhook_since)}
   end
 end

@@ -1,48 +1,9 @@
--- Laid before every script of this folder: access to the hashes, and the moves that several scripts share.
--- Before it comes what routing/lua/__init__.py makes of the tables of routing/keys.py: `key` has the names of
--- keys, `fields` those of the fields of each hash. Times are seconds since the epoch, as strings.
+-- Laid before every script of this folder: the moves that several scripts share. The names in `key` and
+-- `field` come from the tables of routing/keys.py (routing/lua/__init__.py); KEYS[1] is the prefix. Times are
+-- seconds since the epoch, as strings.
 
--- Raised here rather than read as nil, so that a name that is spelled wrongly is found by the first test.
-local named_fields_only = {__index = function(_, name) error('the field ' .. name .. ' was not asked for') end}
-
--- Access to one kind of hash by names that are in the table of its fields.
-local function hash(key_of, known)
-  local function check(names, step)
-    for place = 1, #names, step do
-      if not known[names[place]] then error('routing/keys.py has no field ' .. tostring(names[place])) end
-    end
-  end
-  return {
-    -- Returns the fields by name; false where one is not set.
-    get = function(id, ...)
-      local names, found = {...}, setmetatable({}, named_fields_only)
-      check(names, 1)
-      local values = redis.call('HMGET', key_of(id), ...)
-      for place, name in ipairs(names) do rawset(found, name, values[place]) end
-      return found
-    end,
-    set = function(id, ...)
-      check({...}, 2)
-      redis.call('HSET', key_of(id), ...)
-    end,
-    set_once = function(id, name, value)
-      check({name}, 1)
-      redis.call('HSETNX', key_of(id), name, value)
-    end,
-    clear = function(id, ...)
-      check({...}, 1)
-      redis.call('HDEL', key_of(id), ...)
-    end,
-    add = function(id, name, amount)
-      check({name}, 1)
-      return redis.call('HINCRBY', key_of(id), name, amount)
-    end,
-  }
-end
-
-local records = hash(key.request, fields.record)
-local replicas = hash(key.replica, fields.replica)
-local totals = hash(key.totals, fields.totals)
+-- Returns the fields of a hash, each false where it is not set.
+local function get(hash, ...) return unpack(redis.call('HMGET', hash, ...)) end
 
 -- Tells whoever follows the request. `event` is queued, started, progress, preview, edited, canceling or
 -- a terminal status; further name, value pairs belong to it.
@@ -51,39 +12,48 @@ local function announce(event, id, status, attempt, ...)
     'event', event, 'id', id, 'status', status, 'attempt', attempt, ...)
 end
 
--- The lists that a record belongs to, each by creation time.
-local function lists(record)
-  local found = {key.requests, key.by_status(record.status), key.by_model(record.model),
-    key.by_status_and_model(record.status, record.model)}
-  if record.kind then table.insert(found, key.by_kind(record.kind)) end
-  return found
+-- The lists of a record, each by creation time: those of its status, and all.
+local function status_lists(status, model)
+  return {key.by_status(status), key.by_status_and_model(status, model)}
+end
+
+local function all_lists(status, model, kind)
+  local lists = status_lists(status, model)
+  table.insert(lists, key.requests)
+  table.insert(lists, key.by_model(model))
+  if kind then table.insert(lists, key.by_kind(kind)) end
+  return lists
 end
 
 local function enter_lists(id)
-  local record = records.get(id, 'status', 'model', 'kind', 'hidden', 'created_at')
-  if record.hidden == '1' then return end
-  for _, list in ipairs(lists(record)) do redis.call('ZADD', list, record.created_at, id) end
+  local status, model, kind, hidden, created_at =
+    get(key.request(id), field.status, field.model, field.kind, field.hidden, field.created_at)
+  if hidden == '1' then return end
+  for _, list in ipairs(all_lists(status, model, kind)) do redis.call('ZADD', list, created_at, id) end
 end
 
 local function leave_lists(id)
-  local record = records.get(id, 'status', 'model', 'kind')
-  if not record.status then return end
-  for _, list in ipairs(lists(record)) do redis.call('ZREM', list, id) end
+  local status, model, kind = get(key.request(id), field.status, field.model, field.kind)
+  if not status then return end
+  for _, list in ipairs(all_lists(status, model, kind)) do redis.call('ZREM', list, id) end
 end
 
--- The one way to a status: the record, and the lists that it belongs to.
+-- The one way from a status to the next: the record, and the lists of its status.
 local function set_status(id, status)
-  leave_lists(id)
-  records.set(id, 'status', status)
-  enter_lists(id)
+  local former, model, hidden, created_at =
+    get(key.request(id), field.status, field.model, field.hidden, field.created_at)
+  redis.call('HSET', key.request(id), field.status, status)
+  if hidden == '1' then return end
+  for _, list in ipairs(status_lists(former, model)) do redis.call('ZREM', list, id) end
+  for _, list in ipairs(status_lists(status, model)) do redis.call('ZADD', list, created_at, id) end
 end
 
 -- Puts a request into the queue of a replica, with the score and the work that its record has.
 local function enqueue(id, replica)
-  local record = records.get(id, 'score', 'work')
-  records.set(id, 'replica', replica)
-  redis.call('ZADD', key.waiting(replica), record.score, id)
-  redis.call('INCRBY', key.work(replica), record.work)
+  local score, work = get(key.request(id), field.score, field.work)
+  redis.call('HSET', key.request(id), field.replica, replica)
+  redis.call('ZADD', key.waiting(replica), score, id)
+  redis.call('INCRBY', key.work(replica), work)
 end
 
 -- Takes a request out of the queue of a replica, if it is there.
@@ -92,13 +62,13 @@ local function dequeue(id, replica)
   if redis.call('ZCARD', key.waiting(replica)) == 0 then
     redis.call('DEL', key.work(replica))
   else
-    redis.call('DECRBY', key.work(replica), records.get(id, 'work').work or '0')
+    redis.call('DECRBY', key.work(replica), redis.call('HGET', key.request(id), field.work) or '0')
   end
 end
 
 -- Puts a webhook delivery into the outbox, due at a moment, where the client wants to be told of the event.
 local function outbox_add(id, event, moment)
-  local webhook = records.get(id, 'webhook').webhook
+  local webhook = redis.call('HGET', key.request(id), field.webhook)
   if not webhook or webhook == '' then return end
   for _, name in ipairs(cjson.decode(webhook).events) do
     if name == event then redis.call('ZADD', key.deliveries, 'NX', moment, id .. ' ' .. event) end
@@ -111,9 +81,9 @@ end
 
 -- Keeps the list of waiting requests that must start by a moment; one that has begun once has done so.
 local function watch_deadline(id)
-  local record = records.get(id, 'start_by', 'begun', 'status')
-  if record.start_by and record.start_by ~= '' and record.begun ~= '1' and record.status == 'queued' then
-    redis.call('ZADD', key.deadlines, record.start_by, id)
+  local start_by, begun, status = get(key.request(id), field.start_by, field.begun, field.status)
+  if start_by and start_by ~= '' and begun ~= '1' and status == 'queued' then
+    redis.call('ZADD', key.deadlines, start_by, id)
   else
     redis.call('ZREM', key.deadlines, id)
   end
@@ -121,7 +91,7 @@ end
 
 -- Lets a client use the idempotency key of a request again, unless it is another's by now.
 local function release_key(id)
-  local name = records.get(id, 'idempotency_key').idempotency_key
+  local name = redis.call('HGET', key.request(id), field.idempotency_key)
   if not name or name == '' then return end
   local known = redis.call('GET', key.idempotency(name))
   if known and string.match(known, ' (%S+)$') == id then redis.call('DEL', key.idempotency(name)) end
@@ -130,7 +100,7 @@ end
 -- Removes every trace of a record; its files are the caller's.
 local function forget(id)
   release_key(id)
-  local replica = records.get(id, 'replica').replica
+  local replica = redis.call('HGET', key.request(id), field.replica)
   if replica then
     dequeue(id, replica)
     redis.call('SREM', key.running(replica), id)
@@ -147,23 +117,23 @@ local function note_orphaned(id, now) redis.call('ZADD', key.orphaned, now, id) 
 
 -- The one way into a terminal state. Further name, value pairs are set with it.
 local function finish(id, status, now, ...)
-  local record = records.get(id, 'replica', 'attempt', 'hidden')
-  dequeue(id, record.replica)
-  redis.call('SREM', key.running(record.replica), id)
+  local replica, attempt, hidden = get(key.request(id), field.replica, field.attempt, field.hidden)
+  dequeue(id, replica)
+  redis.call('SREM', key.running(replica), id)
   redis.call('DEL', key.preview(id))
-  if record.hidden == '1' then
-    announce(status, id, status, record.attempt)
+  if hidden == '1' then
+    announce(status, id, status, attempt)
     note_orphaned(id, now)
     forget(id)
     return
   end
   set_status(id, status)
-  records.set(id, 'finished_at', now, ...)
+  redis.call('HSET', key.request(id), field.finished_at, now, ...)
   watch_deadline(id)
   redis.call('ZADD', key.finished, now, id)
   outbox_remove(id, 'progress')
   outbox_add(id, 'ended', now)
-  announce(status, id, status, record.attempt)
+  announce(status, id, status, attempt)
 end
 
 local function failure(code, message, retryable)
@@ -171,6 +141,6 @@ local function failure(code, message, retryable)
 end
 
 local function expire(id, now)
-  finish(id, 'expired', now, 'error', failure('expired',
+  finish(id, 'expired', now, field.error, failure('expired',
     'The request did not start within its expires_in; send it again with a longer one.', true))
 end

@@ -8,33 +8,33 @@
 -- Returns {'queued', replica, attempt} | {'ended'} | {'stale'}.
 local id, attempt, owner, now = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local blame, most, policy = ARGV[5], tonumber(ARGV[6]), ARGV[7]
-local record = records.get(id, 'status', 'attempt', 'owner', 'replica', 'stage', 'cancel', 'affinity_key', 'work',
-  'crashed_beside')
-local status, replica, affinity = record.status, record.replica, record.affinity_key
-if record.attempt ~= attempt then return {'stale'} end
+local status, now_attempt, now_owner, replica, stage, cancel, affinity, work, crashed_beside = get(key.request(id),
+  field.status, field.attempt, field.owner, field.replica, field.stage, field.cancel, field.affinity_key,
+  field.work, field.crashed_beside)
+if now_attempt ~= attempt then return {'stale'} end
 if owner == '' and status ~= 'queued' then return {'stale'} end
-if owner ~= '' and (status ~= 'running' or record.owner ~= owner) then return {'stale'} end
+if owner ~= '' and (status ~= 'running' or now_owner ~= owner) then return {'stale'} end
 
 local others_ran = false
 if blame == 'crash' then
-  others_ran = record.crashed_beside == owner
+  others_ran = crashed_beside == owner
   for _, other in ipairs(redis.call('SMEMBERS', key.running(replica))) do
-    if other ~= id and records.get(other, 'owner').owner == owner then
-      records.set(other, 'crashed_beside', owner)
+    if other ~= id and redis.call('HGET', key.request(other), field.owner) == owner then
+      redis.call('HSET', key.request(other), field.crashed_beside, owner)
       others_ran = true
     end
   end
 end
-if record.cancel == '1' then
+if cancel == '1' then
   finish(id, 'canceled', now)
   return {'ended'}
 end
-if blame == 'suspect' then records.set(id, 'suspect', '1') end
+if blame == 'suspect' then redis.call('HSET', key.request(id), field.suspect, '1') end
 if blame == 'crash' then
-  local crashes = records.add(id, 'crashes', 1)
+  local crashes = redis.call('HINCRBY', key.request(id), field.crashes, 1)
   if crashes >= most and not others_ran then
-    totals.add(replica, 'failed', 1)
-    finish(id, 'failed', now, 'error', failure('replica_crashed',
+    redis.call('HINCRBY', key.totals(replica), field.failed, 1)
+    finish(id, 'failed', now, field.error, failure('replica_crashed',
       'The replica crashed while it ran this request, ' .. crashes .. (crashes == 1 and ' time' or ' times') ..
       '; it is not tried again.', false))
     return {'ended'}
@@ -42,7 +42,7 @@ if blame == 'crash' then
 end
 
 local others = {}
-for _, name in ipairs(rotation(record.stage, now)) do
+for _, name in ipairs(rotation(stage, now)) do
   if name ~= replica then table.insert(others, name) end
 end
 if #others == 0 and status == 'queued' then return {'stale'} end
@@ -50,15 +50,15 @@ local target = replica
 if #others > 0 and affinity and affinity ~= '' then
   target = by_affinity(others, affinity)
 elseif #others > 0 and policy == 'least_work' then
-  target = earliest_finish(others, tonumber(record.work))
+  target = earliest_finish(others, tonumber(work))
 elseif #others > 0 then
   target = shortest_queue(others)
 end
 dequeue(id, replica)
 redis.call('SREM', key.running(replica), id)
 redis.call('DEL', key.preview(id))
-local next_attempt = records.add(id, 'attempt', 1)
-records.set(id, 'owner', '', 'started_at', '', 'step', '0', 'steps', '0')
+local next_attempt = redis.call('HINCRBY', key.request(id), field.attempt, 1)
+redis.call('HSET', key.request(id), field.owner, '', field.started_at, '', field.step, '0', field.steps, '0')
 set_status(id, 'queued')
 enqueue(id, target)
 announce('queued', id, 'queued', next_attempt, 'replica', target)

@@ -8,7 +8,7 @@ local id, stage, now, model, policy, affinity = unpack(ARGV, 1, 6)
 local most, most_of_stage, client_key, fingerprint, score, work = unpack(ARGV, 7, 12)
 
 local function answer(word, request_id)
-  local replica = records.get(request_id, 'replica').replica
+  local replica = redis.call('HGET', key.request(request_id), field.replica)
   return {word, redis.call('HGETALL', key.request(request_id)),
     redis.call('ZRANK', key.waiting(replica), request_id),
     redis.call('LLEN', key.queue(replica)), redis.call('ZCARD', key.waiting(replica))}
@@ -49,11 +49,11 @@ elseif policy == 'least_work' then
   replica = earliest_finish(open, tonumber(work))
 end
 
-records.set(id, 'id', id, 'stage', stage, 'model', model, 'attempt', '1', 'crashes', '0', 'revision', '0',
-  'score', score, 'work', work, 'created_at', now, 'affinity_key', affinity, 'idempotency_key', client_key,
-  unpack(ARGV, 13))
+redis.call('HSET', key.request(id), field.id, id, field.status, 'queued', field.stage, stage, field.model, model,
+  field.attempt, '1', field.crashes, '0', field.revision, '0', field.score, score, field.work, work,
+  field.created_at, now, field.affinity_key, affinity, field.idempotency_key, client_key, unpack(ARGV, 13))
 redis.call('ZREM', key.orphaned, id)
-set_status(id, 'queued')
+enter_lists(id)
 enqueue(id, replica)
 if client_key ~= '' then redis.call('SET', key.idempotency(client_key), fingerprint .. ' ' .. id) end
 watch_deadline(id)

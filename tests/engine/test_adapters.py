@@ -146,7 +146,7 @@ def test_the_one_used_longest_ago_makes_room_and_comes_back(
     engine.generate(parameters(lora=(STYLE,)), Recorder())
     engine.generate(parameters(lora=(WORDS,)), Recorder())
     assert loaded(engine) == ("style", "words")
-    names = [name for name, _ in engine._pipe.unet.named_parameters() if "lora_A" in name]
+    names = [name for name, _ in engine.pipe.unet.named_parameters() if "lora_A" in name]
     assert {name.split(".")[-2] for name in names} == {"adapter0"}
     engine.generate(parameters(lora=(BOTH,)), Recorder())
     assert loaded(engine) == ("words", "both")
@@ -212,7 +212,7 @@ def test_weights_come_in_the_type_of_the_part(folder: Path, parameters: MakePara
     settings = PipelineSettings(lora_dir=str(folder))
     engine = Engine.load(plan(dtype="bfloat16", pipeline=settings))
     engine.generate(parameters(lora=(BOTH,), num_inference_steps=2), Recorder())
-    for part in (engine._pipe.unet, engine._pipe.text_encoder):
+    for part in (engine.pipe.unet, engine.pipe.text_encoder):
         assert {weight.dtype for weight in part.parameters()} == {torch.bfloat16}
         assert not any(layer.training for layer in part.modules())
 
@@ -221,7 +221,7 @@ def test_layers_are_not_made_in_inference_mode(folder: Path, parameters: MakePar
     """Weights that torchao quantized cannot be in such layers."""
     engine = Engine.load(plan(pipeline=PipelineSettings(lora_dir=str(folder))))
     engine.generate(parameters(lora=(BOTH,), num_inference_steps=2), Recorder())
-    for part in (engine._pipe.unet, engine._pipe.text_encoder):
+    for part in (engine.pipe.unet, engine.pipe.text_encoder):
         assert not any(weight.is_inference() for weight in part.parameters())
 
 

@@ -58,7 +58,7 @@ def test_parts_of_a_copy_are_its_own():
     block = Block().eval()
     note_places(block)
     theirs = copy.deepcopy(block)
-    assert theirs.first is theirs._modules["first"]
+    assert theirs.first is dict(theirs.named_children())["first"]
     assert theirs.first is not block.first
     torch.nn.init.zeros_(theirs.first.weight)
     torch.nn.init.zeros_(theirs.first.bias)
@@ -71,7 +71,7 @@ def test_weights_that_change_are_the_new_ones():
     note_places(block)
     hidden = torch.ones(1, 2)
     block.first.weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    block.first._parameters["bias"] = torch.nn.Parameter(torch.tensor([0.5, 0.5]))
+    block.first.register_parameter("bias", torch.nn.Parameter(torch.tensor([0.5, 0.5])))
     assert block(hidden).tolist() == [[3.5, 7.5]]
     block.first.register_parameter("bias", None)
     assert block(hidden).tolist() == [[3.0, 7.0]]

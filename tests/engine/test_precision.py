@@ -47,7 +47,7 @@ def _engine(dtype: str, change: Callable[[Any], None], **options: Any) -> Engine
 
 
 def _weights(engine: Engine) -> list[torch.Tensor]:
-    pipe = engine._pipe
+    pipe = engine.pipe
     return [
         tensor.clone()
         for part in (pipe.unet, pipe.vae, pipe.text_encoder)
@@ -211,7 +211,7 @@ def test_a_run_in_float32_waits_for_its_neighbours_and_they_never_see_it(
 
 def test_weights_that_cannot_be_changed_are_left_as_they_are(parameters: MakeParameters):
     engine = _engine("float16", lambda pipe: _spoil(pipe, (torch.float16,)))
-    engine._pipe.unet.register_buffer("elsewhere", torch.empty(1, device="meta"))
+    engine.pipe.unet.register_buffer("elsewhere", torch.empty(1, device="meta"))
     with pytest.raises(NonFiniteOutput, match=r"the denoiser gave NaN or infinity; another"):
         engine.generate(parameters(), Recorder())
 

@@ -121,7 +121,7 @@ def spoilt(pipe: Any) -> Iterator[None]:
 
 def test_two_groups_make_what_one_device_makes(of_four: Engine, folder: Path):
     alone = load_pipeline(plan(folder))
-    pipe = of_four._pipe
+    pipe = of_four.pipe
     assert len(ranks()) == 3
     for outputs in (1, 2, 3):
         expected = latents(alone, outputs)
@@ -163,7 +163,7 @@ def test_requests_that_share_a_step_are_dealt_over_the_groups(
 def test_a_call_that_fails_in_the_second_group_fails_and_the_next_call_is_right(
     of_four: Engine, value: float, error: Exception, kind: type[Exception]
 ):
-    pipe = of_four._pipe
+    pipe = of_four.pipe
     before = latents(pipe, 2)
     poison(of_four, (2, 3), value, error)
     with pytest.raises(kind, match="poisoned"):
@@ -172,7 +172,7 @@ def test_a_call_that_fails_in_the_second_group_fails_and_the_next_call_is_right(
 
 
 def test_a_call_that_fails_in_rank_0_alone_is_undone_in_both_groups(of_four: Engine):
-    pipe = of_four._pipe
+    pipe = of_four.pipe
     before = latents(pipe, 2)
 
     def refuse(*_: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_rank_of_the_second_group_that_fails_alone_ends_the_replica(
     monkeypatch.setattr(rank_processes, "UNDO_S", 1.0)
     expected = "rank 2 is still in a call that has failed: ValueError: poisoned"
     with pytest.raises(DeviceLost, match=expected):
-        call_with(of_four._pipe, 1e5)
+        call_with(of_four.pipe, 1e5)
     assert told == [expected]
     of_four.close()
     assert ranks() == []
@@ -215,13 +215,13 @@ def test_a_request_is_made_in_float32_by_all_ranks(
     asked = parameters(width=32, height=32, num_inference_steps=3, num_outputs_per_prompt=2)
     adapter = adapter_weights("flux")
     whole = load_pipeline(plan(folder, dtype="float16"))
-    for pipe in (in_half._pipe, whole):
+    for pipe in (in_half.pipe, whole):
         pipe.load_lora_weights(adapter, adapter_name="strong")
     whole.to(torch.float32)
     expected = Engine(whole, inspect_abilities(whole, {})).generate(asked, Recorder())
     before = in_half.generate(asked, Recorder())
 
-    with spoilt(in_half._pipe):
+    with spoilt(in_half.pipe):
         made = in_half.generate(asked, Recorder())
     assert [warning for warning in made.warnings if "made in float32" in warning]
     assert difference(made, expected) <= 1
@@ -236,7 +236,7 @@ def test_a_rank_that_has_no_memory_for_float32_leaves_all_as_they_were(
     scarce = torch.ones(1, dtype=torch.float16).as_subclass(Scarce)
     change(in_half, (3,), "register_buffer", "scarce", scarce)
     failed = "a run in float32 failed: MemoryError: MemoryError: too little memory"
-    with spoilt(in_half._pipe), pytest.raises(NonFiniteOutput, match=failed):
+    with spoilt(in_half.pipe), pytest.raises(NonFiniteOutput, match=failed):
         in_half.generate(asked, Recorder())
     assert difference(in_half.generate(asked, Recorder()), before) == 0
 
@@ -250,7 +250,7 @@ def test_a_rank_of_the_second_group_that_hangs_is_told_and_no_rank_is_left(
     monkeypatch.setattr(rank_processes, "UNDO_S", 1.0)
     expected = "rank 3 is still in a call that has failed: RuntimeError: .*Timed out"
     with pytest.raises(DeviceLost, match=expected):
-        latents(in_half._pipe, 2)
+        latents(in_half.pipe, 2)
     assert len(told) == 1
     in_half.close()
     assert ranks() == []

@@ -54,10 +54,10 @@ def test_a_quantized_denoiser_is_one_and_takes_adapters_and_batch(
     flux: Path, quantization: Quantization, tmp_path: Path
 ):
     plain = Engine.load(plan(flux))
-    save_lora(tmp_path / "style.safetensors", {"transformer": plain._pipe.transformer}, 1)
+    save_lora(tmp_path / "style.safetensors", {"transformer": plain.pipe.transformer}, 1)
     settings = PipelineSettings(quantization=quantization, lora_dir=str(tmp_path))
     engine = Engine.load(plan(flux, pipeline=settings, max_num_seqs=4))
-    weights = list(engine._pipe.transformer.parameters())
+    weights = list(engine.pipe.transformer.parameters())
     assert sum(isinstance(each, GGUFParameter) for each in weights) > 10
     usual = made(engine)
     assert 0 < np.abs(usual - made(plain)).mean() < 8

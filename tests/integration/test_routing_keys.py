@@ -8,13 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis
-from redis.exceptions import ResponseError
 
 from configs.parameters import TEXT_TO_VIDEO
 from configs.settings import Settings
 from routing.broker import Broker
 from routing.keys import RECORD, Key, Keys
-from routing.lua import Scripts, source
+from routing.lua import Scripts, linked, source
 from routing.replica import Command, LoadedModel
 from routing.request import Priority, Request, Webhook
 from tests.integration.api_world import ABILITIES
@@ -124,8 +123,10 @@ def test_a_field_that_the_table_lacks_is_refused(world: World) -> None:
     running = claimed(world, "replica0")
     scripts = Scripts(world.redis, world.settings.redis_prefix)
     call = (running.id, running.attempt, running.owner, world.clock(), "succeeded")
-    with pytest.raises(ResponseError, match="no field colour"):
+    with pytest.raises(KeyError, match="no field colour"):
         scripts.call("finish", *call, fields={"colour": "red"})
-    assert {field.name for field in RECORD} >= world.redis.hgetall(
-        Keys(world.settings.redis_prefix).request(running.id)
-    ).keys()
+    for text in ("return field.colour", "return key.colour(1)"):
+        with pytest.raises(KeyError, match="colour"):
+            linked(text)
+    stored = world.redis.hgetall(Keys(world.settings.redis_prefix).request(running.id))
+    assert {field.name for field in RECORD} >= stored.keys()

@@ -26,4 +26,4 @@ def test_previews_are_spread_over_the_steps(
     most: int, steps: int, shown: range | list[int], taken: list[int]
 ) -> None:
     spread = Spread(most)
-    assert [step for step in shown if spread.takes(step, steps)] == taken
+    assert [step for step in shown if spread.picks(step, steps)] == taken

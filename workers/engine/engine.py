@@ -28,6 +28,7 @@ from workers.engine.arguments import Inputs
 from workers.engine.concurrent import ConcurrentRuns, Turns
 from workers.engine.features import FEATURES
 from workers.engine.generation import Generation
+from workers.engine.known_settings import find_defaults
 from workers.engine.loader import finish_settings, load_pipeline
 from workers.engine.progress import Progress, SilentProgress
 from workers.engine.run import Parts, Runs, Serve, Slot
@@ -45,6 +46,7 @@ class Engine:
     """One pipeline on one device chunk; make it with :meth:`load`.
 
     Attributes:
+        pipe: The pipeline, which nobody else may call or change while requests run.
         abilities: What requests may ask for.
         features: Those that are on.
         request_coming: Returns a context to say that this thread may be about to call
@@ -68,7 +70,7 @@ class Engine:
             ModelLoadFailed: The pipeline takes no adapters, or has no cache of the kind set.
         """
         settings = settings or PipelineSettings()
-        self._pipe = pipe
+        self.pipe = pipe
         self._chunk = chunk or DeviceChunk()
         self._warmup_shapes = settings.warmup_shapes
         several = max_num_seqs > 1 and not settings.one_at_a_time
@@ -102,7 +104,13 @@ class Engine:
         """
         pipe = load_pipeline(plan)
         settings = plan.stage.engine_args.pipeline
-        abilities = inspect_abilities(pipe, plan.stage.default_sampling_params)
+        args = plan.stage.engine_args
+        defaults = find_defaults(pipe, args.model, plan.stage.default_sampling_params)
+        abilities = replace(
+            inspect_abilities(pipe, defaults.values),
+            known_as=defaults.known_as,
+            default_sources=defaults.sources,
+        )
         chunk = DeviceChunk.open(pipe, plan)
         try:
             finish_settings(pipe, settings)
@@ -183,7 +191,7 @@ class Engine:
         try:
             return is_right_in_batch(
                 parameters,
-                str(getattr(self._pipe, "dtype", "")).removeprefix("torch."),
+                str(getattr(self.pipe, "dtype", "")).removeprefix("torch."),
                 lambda asked, inputs: self.generate(asked, SilentProgress(), inputs),
                 concurrent.serve_at_once,
             )
@@ -222,7 +230,7 @@ class Engine:
         except ServingError:
             raise
         except Exception as error:
-            failure = run_failure(error, parameters, self._pipe._execution_device.type)
+            failure = run_failure(error, parameters, self.pipe._execution_device.type)
             if isinstance(failure, OutOfMemory):
                 # Without the traceback: a log handler that keeps it would keep the tensors too.
                 logger.warning("%s (%s)", failure, short_cause(error))
@@ -236,7 +244,7 @@ class Engine:
 
     def device_memory_bytes(self) -> int | None:
         """Return the bytes that this process holds of its CUDA devices; None on a CPU."""
-        if self._pipe._execution_device.type != "cuda":
+        if self.pipe._execution_device.type != "cuda":
             return None
         return sum(
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())

@@ -92,6 +92,7 @@ class WarmUpRequests:
             height=shape.height,
             num_inference_steps=self._steps,
             guidance_scale=abilities.default_guidance_scale if abilities.guidance_scale else None,
+            true_cfg_scale=abilities.default_true_cfg_scale,
             num_frames=frames and (shape.num_frames or frames),
             fps=abilities.default_fps,
             # Of so few steps a share may be none.

@@ -80,7 +80,7 @@ def _merge_prompts(
 ) -> tuple[bool, str]:
     # Anew: what an engine measured on a busy machine may keep it from merging.
     engine, reasons = Engine.load(plan), list[str]()
-    for denoiser in denoisers(engine._pipe).values():
+    for denoiser in denoisers(engine.pipe).values():
         denoiser.register_forward_pre_hook(_looks(denoiser, reasons), with_kwargs=True)
     asked = [
         small_request(engine, task, called_with, prompt=prompt, seed=seed)
