@@ -214,8 +214,13 @@ def free_parts(pipe: Any) -> None:
 
 def has_stateful_hooks(parts: Iterable[Any]) -> bool:
     """Tell whether such a hook is installed on one of the modules now, not counting their parts."""
-    found = [vars(part)["_diffusers_hook"] for part in parts if "_diffusers_hook" in vars(part)]
-    return any(hook._is_stateful for registry in found for hook in registry.hooks.values())
+    for part in parts:
+        registry = vars(part).get("_diffusers_hook")
+        if registry is not None:
+            for hook in registry.hooks.values():
+                if hook._is_stateful:
+                    return True
+    return False
 
 
 def forget_state(modules: Iterable[Any]) -> None:

@@ -67,7 +67,7 @@ class Engine:
         It serves up to `max_num_seqs` requests at once. The devices of `chunk` work for it already.
 
         Raises:
-            ModelLoadFailed: The pipeline takes no adapters, or has no cache of the kind set.
+            ModelLoadFailed: The pipeline supports no adapters, or has no cache of the kind set.
         """
         settings = settings or PipelineSettings()
         self.pipe = pipe

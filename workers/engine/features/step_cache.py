@@ -101,8 +101,8 @@ class StepCache(Feature):
         for name in self._options:
             if name not in known:
                 raise ModelLoadFailed(
-                    f"engine_args.cache_config.{name} is no option of {backend}; "
-                    f"known are {', '.join(sorted(known))}"
+                    f"engine_args.cache_config.{name} is not an option of {backend}; "
+                    f"use {', '.join(sorted(known))}"
                 )
         if backend == "mag_cache" and not self._options.get("mag_ratios"):
             raise ModelLoadFailed(
