@@ -151,7 +151,7 @@ def test_a_prompt_that_is_too_long_warns_with_the_number_of_tokens(
     made = engine.generate(parameters(prompt=prompt, negative_prompt="blue"), Recorder())
     # Forty words are forty tokens; the start and the end take two places more.
     assert made.warnings == (
-        f"prompt: the last {42 - limit} tokens were cut, for the model reads {limit} at most",
+        f"prompt: the last {42 - limit} tokens were cut, because the model reads at most {limit}",
     )
     assert engine.generate(parameters(prompt="red " * (limit - 2)), Recorder()).warnings == ()
 
@@ -160,7 +160,9 @@ def test_what_the_pipeline_does_not_take_is_left_out_with_a_warning(
     engine: Engine, parameters: MakeParameters
 ):
     made = engine.generate(parameters(true_cfg_scale=2.0), Recorder())
-    assert made.warnings == ("true_cfg_scale: StableDiffusionPipeline takes none; it was left out",)
+    assert made.warnings == (
+        "true_cfg_scale: StableDiffusionPipeline does not support it; it was ignored",
+    )
 
 
 def test_a_scheduler_that_does_not_fit_is_named(engine: Engine, parameters: MakeParameters):
