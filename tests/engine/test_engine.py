@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 
 from configs.errors import GenerationFailed
 from configs.parameters import Parameters
@@ -168,20 +167,6 @@ def test_what_the_pipeline_does_not_take_is_left_out_with_a_warning(
 def test_a_scheduler_that_does_not_fit_is_named(engine: Engine, parameters: MakeParameters):
     with pytest.raises(GenerationFailed, match="FlowMatchEulerDiscreteScheduler does not fit"):
         engine.generate(parameters(scheduler="FlowMatchEulerDiscreteScheduler"), Recorder())
-
-
-def test_no_run_asks_all_parts_for_the_device(
-    engine: Engine, parameters: MakeParameters, monkeypatch: pytest.MonkeyPatch
-):
-    """A pipeline asks each module of each part several times in a call."""
-    before = engine.generate(parameters(), Recorder())
-
-    def ask(_: object):
-        raise AssertionError("the device was asked for")
-
-    monkeypatch.setattr(DiffusionPipeline, "_execution_device", property(ask))
-    again = engine.generate(parameters(), Recorder())
-    assert again.images[0].tobytes() == before.images[0].tobytes()
 
 
 def test_warming_up_makes_the_default_size(engine: Engine):
