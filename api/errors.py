@@ -145,7 +145,7 @@ def _translated(error: HTTPException) -> ServingError:
             return NotFound(f"There is nothing at {request.path}; GET /docs lists the calls.")
         case TooLarge.status:
             limit = current_app.config["MAX_CONTENT_LENGTH"]
-            return TooLarge(f"The body is larger than the {limit} bytes it may have.")
+            return TooLarge(f"The body is too large; send {limit} bytes at most.")
         case InvalidRequest.status:
             return InvalidRequest.from_details(_query_errors(error), "The query is refused")
         case _:

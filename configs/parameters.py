@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
 
@@ -65,6 +65,7 @@ class Parameter:
         words: The words that a text may be.
         example: For the docs, and for messages about a text in a stage file.
         ability: The ability that a model needs for it.
+        off: Values that ask for nothing, so that models without the ability have them already.
         tasks: The tasks that have it; None for all.
         default: The ability that says the model's default; without one it is that of the field.
         default_tasks: The tasks that have this default, where not all of `tasks` do.
@@ -87,6 +88,7 @@ class Parameter:
     words: tuple[str, ...] = ()
     example: str = ""
     ability: str = ""
+    off: tuple[float, ...] = ()
     tasks: frozenset[str] | None = None
     default: str = ""
     default_tasks: frozenset[str] | None = None
@@ -149,15 +151,16 @@ class Parameters:
         "mask, a task with image input with an image, else one from text alone.")] = TEXT_TO_IMAGE
     negative_prompt: Annotated[str | None, Parameter(
         "What the output does not show.", limit="max_prompt_chars", example="blurry",
-        ability="negative_prompt", argument=True, stage_default=True)] = None
+        ability="negative_prompt", argument=True,
+        default="default_negative_prompt", stage_default=True)] = None
     guidance_scale: Annotated[float | None, Parameter(
         "Weight of the prompt (classifier-free guidance, Ho & Salimans 2022).",
-        low=0, high=100, unit="guidance scale", ability="guidance_scale", argument=True,
+        low=0, high=100, unit="guidance scale", ability="guidance_scale", off=(0, 1), argument=True,
         default="default_guidance_scale", stage_default=True, editable=Editable.RUNNING)] = None
     true_cfg_scale: Annotated[float | None, Parameter(
         "Weight of the prompt for guidance-distilled families that support a true one too.",
-        low=0, high=100, unit="guidance scale", ability="true_cfg_scale",
-        argument=True, stage_default=True, editable=Editable.RUNNING)] = None
+        low=0, high=100, unit="guidance scale", ability="true_cfg_scale", off=(0, 1), argument=True,
+        default="default_true_cfg_scale", stage_default=True, editable=Editable.RUNNING)] = None
     num_outputs_per_prompt: Annotated[int, Parameter(
         "How many outputs; output k has seed + k.", low=1, limit="max_outputs", unit="outputs",
         stage_default=True, stage_bounds=(1, 10_000))] = 1
@@ -255,6 +258,8 @@ class Abilities:
         default_guidance_scale: None where the pipeline's own default stands.
         negative_prompt: Whether the pipeline supports one.
         true_cfg_scale: Whether the pipeline supports one.
+        default_true_cfg_scale: None where the pipeline supports none.
+        default_negative_prompt: None where requests that name none get none.
         guidance_scale: Whether the pipeline supports one.
         schedulers: Noise schedulers a request may name, the model's own first.
         full_run_schedulers: Those of them that begin at the first step only; tasks that
@@ -270,6 +275,8 @@ class Abilities:
         default_fps: Frames in a second when the request names none; None for images.
         loras: Adapters a request may name.
         preview: Whether it can show small pictures while it runs.
+        known_as: The model of the table of known settings that it is; None where it is none.
+        default_sources: The page that a default is from, where it is known for that model.
     """
 
     tasks: tuple[str, ...]
@@ -281,6 +288,8 @@ class Abilities:
     negative_prompt: bool = True
     guidance_scale: bool = True
     true_cfg_scale: bool = False
+    default_true_cfg_scale: float | None = None
+    default_negative_prompt: str | None = None
     schedulers: tuple[str, ...] = ()
     full_run_schedulers: tuple[str, ...] = ()
     max_pixels: int = 4_194_304
@@ -294,6 +303,8 @@ class Abilities:
     default_fps: float | None = None
     loras: tuple[str, ...] = ()
     preview: bool = False
+    known_as: str | None = None
+    default_sources: Mapping[str, str] = field(default_factory=dict)
 
     def supports(self, parameter: Parameter, task: str) -> bool:
         """Tell whether requests of that task may have the parameter."""
@@ -333,17 +344,17 @@ def _table() -> dict[str, Parameter]:
     """Read the annotations of :class:`Parameters`, in its order."""
     hints = get_type_hints(Parameters, include_extras=True)
     found = {}
-    for field in fields(Parameters):
-        annotation, parameter = get_args(hints[field.name])
+    for each in fields(Parameters):
+        annotation, parameter = get_args(hints[each.name])
         kinds = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
         kind = kinds[0]
-        found[field.name] = replace(
+        found[each.name] = replace(
             parameter,
-            name=field.name,
+            name=each.name,
             type=get_origin(kind) or kind,
             nullable=type(None) in kinds,
-            fallback=None if field.default is MISSING else field.default,
-            required=field.default is MISSING,
+            fallback=None if each.default is MISSING else each.default,
+            required=each.default is MISSING,
         )
     return found
 

@@ -226,7 +226,7 @@ class RuntimeSchema(SectionSchema):
     section = "under runtime"
 
 
-def _stage_default(parameter: Parameter) -> fields.Field[Any]:
+def sampling_field(parameter: Parameter) -> fields.Field[Any]:
     """Return the reader of a parameter's default in a stage file."""
     low, high = parameter.stage_bounds or (parameter.low, parameter.high)
     if parameter.type is int and low is not None and high is not None:
@@ -249,7 +249,7 @@ class SamplingParamsSchema(SectionSchema):
 
     class Meta(SectionSchema.Meta):
         include: ClassVar[dict[str, fields.Field[Any]]] = {
-            name: _stage_default(parameter)
+            name: sampling_field(parameter)
             for name, parameter in PARAMETERS.items()
             if parameter.stage_default
         }

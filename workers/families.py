@@ -34,6 +34,7 @@ class Family:
         patches_per_token: Patches along a side of the picture that the pipeline checks for beyond
             what its parts say.
         size_in_pixels: `default_sample_size` in the configuration counts pixels, not latents.
+        frames: Frames of a video, where the code of the pipeline alone says so.
         fps: Frames in a second where the call has no argument for them: those of the examples in
             diffusers' documentation of the family.
         image_to_video: Class that makes videos from an image with the same weights, where diffusers
@@ -53,6 +54,7 @@ class Family:
     counts_chat_template: bool = False
     patches_per_token: int = 1
     size_in_pixels: bool = False
+    frames: int | None = None
     fps: float = DEFAULT_FPS
     image_to_video: str | None = None
     last_image_key: str | None = None
@@ -88,6 +90,8 @@ FAMILIES = (
     Family("Kandinsky5", fps=24.0),
     # pipeline_latte.py: `max_length = 120`.
     Family("Latte", fps=8.0, prompt_tokens=120),
+    # pipeline_ltx2.py: where the model has no part that tells how long the video is to be.
+    Family("LTX2", frames=121),
     Family("Mochi", fps=30.0),
     Family("MotifVideo", fps=24.0),
     # pipeline_prx.py registers it, for its bins of resolutions.

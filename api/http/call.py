@@ -85,7 +85,7 @@ def idempotency_key() -> str:
 def preferred_wait(most_s: float) -> int:
     """Return how many seconds the client would wait (`Prefer: wait=N`), `most_s` at most.
 
-    0 means that it would not. Other preferences may be left aside (RFC 7240), and are.
+    0 means that it would not. Other preferences are ignored, as RFC 7240 allows.
 
     Raises:
         MalformedRequest: N is not a whole number of seconds.

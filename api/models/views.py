@@ -121,10 +121,18 @@ def _defaults(shown: ShownModel) -> dict[str, Any]:
     own = {
         each.name: getattr(abilities, each.default) for each in PARAMETERS.values() if each.default
     }
-    needed = {name for name in own if not PARAMETERS[name].tasks}
     return {
         **shown.model.defaults,
-        **{name: value for name, value in own.items() if value is not None or name in needed},
+        "guidance_scale": None,  # stands there for models without it too
+        **{name: value for name, value in own.items() if value is not None},
+    }
+
+
+def _default_sources(shown: ShownModel) -> dict[str, str]:
+    known, staged = shown.model.abilities.default_sources, shown.model.defaults
+    return {
+        name: "stage" if name in staged else known.get(name, "pipeline")
+        for name in _defaults(shown)
     }
 
 
@@ -153,6 +161,16 @@ class ModelObjectSchema(AnswerSchema):
         keys=fields.String(),
         attribute=_defaults,  # type: ignore[arg-type]
         metadata=described("Values of what a request leaves out."),
+    )
+    known_as = text("The model of docs/models.md whose settings it has.", allow_none=True)
+    default_sources = fields.Dict(
+        keys=fields.String(),
+        values=fields.String(),
+        attribute=_default_sources,  # type: ignore[arg-type]
+        metadata=described(
+            "Where each default is from: `stage`, `pipeline`, or the address of the page that says "
+            "what suits the model."
+        ),
     )
 
     def get_attribute(self, obj: ShownModel, attr: Any, default: Any) -> Any:

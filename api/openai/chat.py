@@ -148,10 +148,10 @@ def completions() -> dict[str, Any]:
     body = read_openai_body(_CHAT, service.catalog)
     with awaited(service, body, _CHAT, key) as waiting:
         request = waiting.until_success()
-    return _answer(service, request, _CHAT.left_aside(waiting.given))
+    return _answer(service, request, _CHAT.ignored(waiting.given))
 
 
-def _answer(service: Service, request: Request, left_aside: list[str]) -> dict[str, Any]:
+def _answer(service: Service, request: Request, ignored: list[str]) -> dict[str, Any]:
     measured = Measurements.of(request, service.registry)
     words = len(request.parameters.prompt.split())
     made = len(request.outputs)
@@ -179,7 +179,7 @@ def _answer(service: Service, request: Request, left_aside: list[str]) -> dict[s
         "metrics": measured.to_json(),
         "stage_durations": measured.stage_durations,
         "peak_memory_mb": measured.peak_memory_mb,
-        "warnings": [*request.warnings, *left_aside],
+        "warnings": [*request.warnings, *ignored],
     }
 
 

@@ -101,10 +101,10 @@ class OpenAISchema(RequestBodySchema):
             return [FieldError("task", f"{task} makes no {self.product}")]
         return []
 
-    def left_aside(self, given: Mapping[str, Any]) -> list[str]:
+    def ignored(self, given: Mapping[str, Any]) -> list[str]:
         """Return one sentence for each field that was given and has no meaning here."""
         return [
-            f"{name} has no meaning here and was left aside"
+            f"{name} has no meaning here and was ignored"
             for name, field in self.fields.items()
             if isinstance(field, IgnoredField) and name in given
         ]

@@ -66,11 +66,11 @@ class GenerationsSchema(OpenAISchema):
             given["preview"] = True
         return details
 
-    def left_aside(self, given: Mapping[str, Any]) -> list[str]:
+    def ignored(self, given: Mapping[str, Any]) -> list[str]:
         """Return one sentence for each field that had no meaning."""
-        lines = super().left_aside(given)
+        lines = super().ignored(given)
         if given.get("partial_images") and not given.get("preview"):
-            lines.append("partial_images was left aside: this model can show no previews")
+            lines.append("partial_images was ignored: this model cannot show previews")
         return lines
 
 
@@ -211,24 +211,24 @@ def _answered(schema: GenerationsSchema) -> dict[str, Any] | Response:
     only_end = not body.get("partial_images")
     with ExitStack() as stack:
         waiting = stack.enter_context(awaited(service, body, schema, key, only_end=only_end))
-        given, left_aside = waiting.given, schema.left_aside(waiting.given)
+        given, ignored = waiting.given, schema.ignored(waiting.given)
         if given.get("stream"):
             if waiting.look(0):
                 waiting.until_success()  # what has ended already need not be told by an event
-            events = _stream(waiting, schema.event_kind, left_aside)
+            events = _stream(waiting, schema.event_kind, ignored)
             # The request is watched for as long as the client reads, and canceled when it has gone.
             return event_response(events.text(), stack.pop_all().close)
-        return _answer(service, waiting.until_success(), given, left_aside)
+        return _answer(service, waiting.until_success(), given, ignored)
 
 
-def _stream(waiting: AwaitedRequest, kind: str, left_aside: list[str]) -> ImageStream:
+def _stream(waiting: AwaitedRequest, kind: str, ignored: list[str]) -> ImageStream:
     given = waiting.given
     quality = given.get("quality")
     known = isinstance(quality, str) and quality in _QUALITIES
     described_alike = {"quality": quality if known else "auto", "background": "opaque"}
 
     def completed(request: Request) -> list[dict[str, Any]]:
-        answer = _answer(waiting.service, request, given, left_aside)
+        answer = _answer(waiting.service, request, given, ignored)
         alike = {name: answer[name] for name in _OF_ANSWER}
         return [
             {
@@ -245,7 +245,7 @@ def _stream(waiting: AwaitedRequest, kind: str, left_aside: list[str]) -> ImageS
 
 
 def _answer(
-    service: Service, request: Request, given: Mapping[str, Any], left_aside: list[str]
+    service: Service, request: Request, given: Mapping[str, Any], ignored: list[str]
 ) -> dict[str, Any]:
     parameters = request.parameters
     measured = Measurements.of(request, service.registry)
@@ -276,5 +276,5 @@ def _answer(
         "metrics": measured.to_json(),
         "stage_durations": measured.stage_durations,
         "peak_memory_mb": measured.peak_memory_mb,
-        "warnings": [*request.warnings, *left_aside],
+        "warnings": [*request.warnings, *ignored],
     }

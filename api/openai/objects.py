@@ -130,7 +130,7 @@ class ImagesAnswerSchema(Schema):
     metrics = fields.Nested(MetricsSchema)
     stage_durations = _durations()
     peak_memory_mb = _memory()
-    warnings = texts("What was left aside, one sentence each.")
+    warnings = texts("What was ignored, one sentence each.")
 
 
 class UrlSchema(Schema):
@@ -186,7 +186,7 @@ class ChatAnswerSchema(Schema):
     metrics = fields.Nested(MetricsSchema)
     stage_durations = _durations()
     peak_memory_mb = _memory()
-    warnings = texts("What was left aside, one sentence each.")
+    warnings = texts("What was ignored, one sentence each.")
 
 
 class VideoErrorSchema(Schema):
@@ -222,7 +222,7 @@ class VideoSchema(Schema):
     stage_durations = _durations()
     peak_memory_mb = _memory()
     metrics = fields.Nested(MetricsSchema)
-    warnings = texts("What was left aside, one sentence each.")
+    warnings = texts("What was ignored, one sentence each.")
 
 
 class VideoListSchema(Schema):

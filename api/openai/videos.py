@@ -40,9 +40,9 @@ _PERCENT: Final = 100
 
 
 def video_object(
-    request: Request, registry: Registry, settings: Settings, left_aside: Sequence[str]
+    request: Request, registry: Registry, settings: Settings, ignored: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the object; `left_aside` are sentences about what has no meaning here."""
+    """Return the object; `ignored` are sentences about what has no meaning here."""
     parameters = request.parameters
     measured = Measurements.of(request, registry)
     output = request.outputs[0] if request.outputs else None
@@ -77,7 +77,7 @@ def video_object(
         "stage_durations": measured.stage_durations,
         "peak_memory_mb": measured.peak_memory_mb,
         "metrics": measured.to_json(),
-        "warnings": [*request.warnings, *left_aside],
+        "warnings": [*request.warnings, *ignored],
     }
 
 
@@ -195,7 +195,7 @@ def create() -> dict[str, Any]:
     key = idempotency_key()
     body = read_openai_body(_VIDEOS, service.catalog)
     accepted, given = submit_body(service, body, key=key, schema=_VIDEOS)
-    return _shown(service, accepted.request, _VIDEOS.left_aside(given))
+    return _shown(service, accepted.request, _VIDEOS.ignored(given))
 
 
 @blueprint.route("/v1/videos", methods=["GET"])
@@ -262,7 +262,5 @@ def _video(service: Service, request_id: str) -> Request:
     return request
 
 
-def _shown(
-    service: Service, request: Request, left_aside: list[str] | None = None
-) -> dict[str, Any]:
-    return video_object(request, service.registry, service.settings, left_aside or [])
+def _shown(service: Service, request: Request, ignored: list[str] | None = None) -> dict[str, Any]:
+    return video_object(request, service.registry, service.settings, ignored or [])

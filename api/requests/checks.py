@@ -113,7 +113,8 @@ def _defaults(task: str, model: ServedModel) -> dict[str, Any]:
         if not abilities.supports(parameter, task):
             continue
         if parameter.default and task in (parameter.default_tasks or (task,)):
-            values[name] = getattr(abilities, parameter.default)
+            own = getattr(abilities, parameter.default)
+            values[name] = staged.get(name) if own is None else own
         elif name in staged:
             values[name] = staged[name]
     return values
@@ -156,7 +157,8 @@ def parameter_errors(
         parameter = PARAMETERS[name]
         most = most_of(parameter, model.abilities, settings)
         if known and not model.abilities.supports(parameter, task):
-            found.append(_unsupported(parameter, task, model))
+            if value not in parameter.off:
+                found.append(_unsupported(parameter, task, model))
         elif most is None:
             continue
         elif parameter.type is str:

@@ -222,7 +222,8 @@ def _last_seen() -> str:
     last = call.headers.get(LAST_EVENT_ID, "").strip()
     if last and not _CURSOR.match(last):
         raise MalformedRequest(
-            f"{LAST_EVENT_ID} {last[:40]!r} is no id of an event; send the last one's, or none.",
+            f"{LAST_EVENT_ID} {last[:40]!r} is not the id of an event; send the last one's, or "
+            "leave it out.",
             param=LAST_EVENT_ID,
         )
     return last

@@ -79,7 +79,7 @@ class InputImage:
         except WrongPicture:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise WrongPicture(f"has more than the {max_pixels} pixels it may have") from None
+            raise WrongPicture(f"has too many pixels; use {max_pixels} at most") from None
         except UnidentifiedImageError:
             raise WrongPicture(f"is not a picture of a known format; {_FIX}") from None
         except _UNREADABLE as error:

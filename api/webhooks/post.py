@@ -34,9 +34,9 @@ def address_fault(url: str, *, allow_private: bool) -> str | None:
     if parts.scheme not in _PORTS or not host or port == 0 or not url.isascii():
         return "is not an http:// or https:// URL with a host, in ASCII"
     if not url.isprintable() or " " in url:
-        return "holds a space or a control character; write it as %20 and the like"
+        return "contains a space or a control character; encode it, such as %20"
     if parts.username is not None or parts.password is not None:
-        return "holds a name or password; put what you need into the path or query"
+        return "contains a name or password; put it into the path or query"
     if not allow_private and _says_private(host):
         return f"points at {host}, which is not public"
     return None

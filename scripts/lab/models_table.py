@@ -1,6 +1,7 @@
 """Writes docs/models.md: what each family can do, as its tiny pipeline showed when it was run.
 
-`python -m scripts.lab.models_table` prints the page; `--write` puts it where it belongs.
+`python -m scripts.lab.models_table` prints the page; `--write` puts it where it belongs;
+`--settings` writes only the table of known settings, for which nothing is run.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import torch
 from configs.settings import REPOSITORY
 from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_trial import Trial, try_family
+from scripts.lab.settings_table import settings_section, with_settings
 from workers.engine.schedulers import SOLVERS
 
 COLUMNS = 10
@@ -24,7 +26,7 @@ PAGE = REPOSITORY / "docs" / "models.md"
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """What cannot be found by running.
 
     Attributes:
@@ -39,16 +41,16 @@ class Family:
 
 
 TITLES = {
-    "tiny": Family("The bundled model", ("models/tiny",)),
-    "stable_diffusion": Family(
+    "tiny": ModelFamily("The bundled model", ("models/tiny",)),
+    "stable_diffusion": ModelFamily(
         "Stable Diffusion 1", ("stable-diffusion-v1-5/stable-diffusion-v1-5",)
     ),
-    "stable_diffusion_xl": Family(
+    "stable_diffusion_xl": ModelFamily(
         "Stable Diffusion XL",
         ("stabilityai/stable-diffusion-xl-base-1.0",),
         "image to image has the strength 0.3 by default, so give it 4 steps or more",
     ),
-    "stable_diffusion_3": Family(
+    "stable_diffusion_3": ModelFamily(
         "Stable Diffusion 3",
         (
             "stabilityai/stable-diffusion-3.5-medium",
@@ -56,39 +58,39 @@ TITLES = {
             "stabilityai/stable-diffusion-3-medium-diffusers",
         ),
     ),
-    "flux": Family(
+    "flux": ModelFamily(
         "FLUX.1",
         ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"),
-        "schnell: `num_inference_steps: 4`; it takes no `guidance_scale`",
+        "schnell has no guidance",
     ),
-    "flux_kontext": Family("FLUX.1 Kontext", ("black-forest-labs/FLUX.1-Kontext-dev",)),
-    "qwen_image": Family(
+    "flux_kontext": ModelFamily("FLUX.1 Kontext", ("black-forest-labs/FLUX.1-Kontext-dev",)),
+    "qwen_image": ModelFamily(
         "Qwen-Image",
         ("Qwen/Qwen-Image",),
-        "its guidance is `true_cfg_scale`, and counts only with a `negative_prompt`, which may be"
-        ' `" "`',
+        "its guidance is `true_cfg_scale`; a request without a `negative_prompt` gets one with"
+        " nothing in it, for without one there is no guidance",
     ),
-    "qwen_image_edit": Family(
+    "qwen_image_edit": ModelFamily(
         "Qwen-Image-Edit",
         ("Qwen/Qwen-Image-Edit",),
         "guidance as Qwen-Image; without `strength`. `Qwen/Qwen-Image-Edit-2509` goes by the same"
         " rules, with up to three images. Without torchvision, from a folder only",
     ),
-    "pixart": Family("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
-    "sana": Family("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),
-    "z_image": Family("Z-Image", ("Tongyi-MAI/Z-Image-Turbo",), "Turbo: `guidance_scale: 0`"),
-    "wan": Family(
+    "pixart": ModelFamily("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
+    "sana": ModelFamily("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),
+    "z_image": ModelFamily("Z-Image", ("Tongyi-MAI/Z-Image-Turbo",)),
+    "wan": ModelFamily(
         "Wan, text to video",
         (
             "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
             "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
             "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
         ),
-        "TI2V-5B does image to video too, at 24 frames in a second",
+        "TI2V-5B does image to video too",
     ),
-    "wan_image_to_video": Family("Wan, image to video", ("Wan-AI/Wan2.2-I2V-A14B-Diffusers",)),
-    "ltx": Family("LTX-Video", ("Lightricks/LTX-Video",)),
-    "latte": Family(
+    "wan_image_to_video": ModelFamily("Wan, image to video", ("Wan-AI/Wan2.2-I2V-A14B-Diffusers",)),
+    "ltx": ModelFamily("LTX-Video", ("Lightricks/LTX-Video",)),
+    "latte": ModelFamily(
         "Latte",
         ("maxin-cn/Latte-1",),
         "`num_frames` is 16, or 1. With several outputs it treats"
@@ -186,7 +188,8 @@ def page(names: Iterable[str], rows: Sequence[str]) -> str:
         f"| {TITLES[name].hint} |"
         for name in names
     ]
-    return _HEAD + "\n".join(rows) + "\n" + _LEGEND + "\n".join(models) + "\n" + _FOOT
+    tried = _HEAD + "\n".join(rows) + "\n" + _LEGEND + "\n".join(models) + "\n" + _FOOT
+    return tried + settings_section()
 
 
 def trial_of(name: str, folder: Path) -> Trial:
@@ -199,7 +202,13 @@ def main() -> None:
     """Try every family, and print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} in docs/")
+    parser.add_argument(
+        "--settings", action="store_true", help="write the table of known settings alone"
+    )
     options = parser.parse_args()
+    if options.settings:
+        PAGE.write_text(with_settings(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     trials = {}

@@ -18,11 +18,13 @@ from redis import Redis
 
 from configs.settings import REPOSITORY, Settings
 from routing.keys import Keys
+from routing.request import ACTIVE
 from tests.e2e.started import started_in
 from tests.redis_server import free_port
 from tests.waiting import wait_until
 
 READY_S = 120.0
+ENDED_MINUTES = 5
 REFUSED_S = 30.0
 
 
@@ -126,7 +128,12 @@ class Launcher:
 
     def ended(self, request_id: str) -> Any:
         """Return a request once it has ended."""
-        return self.call(f"/v1/requests/{request_id}", wait_s=60)
+        answer = None
+        for _ in range(ENDED_MINUTES):
+            answer = self.call(f"/v1/requests/{request_id}", wait_s=60)
+            if answer["status"] not in ACTIVE:
+                break
+        return answer
 
     def crashes(self, request_id: str) -> int:
         """Return how many crashes a request was in flight in, as its record says."""

@@ -179,7 +179,7 @@ def test_a_scale_can_be_changed_again_and_back(families: Callable[[str], Family]
 @pytest.mark.parametrize(
     ("name", "at", "changes", "wanted"),
     [
-        pytest.param("qwen_image", 1, {"negative_prompt": None}, {"true_cfg_scale": 9.0}, id="off"),
+        pytest.param("qwen_image", 1, {"true_cfg_scale": 1.0}, {"true_cfg_scale": 9.0}, id="off"),
         pytest.param("qwen_image", 1, {}, {"guidance_scale": 9.0}, id="a scale that it ignores"),
         pytest.param("sana", 1, {}, {"true_cfg_scale": 9.0}, id="a scale that it does not take"),
         pytest.param("sana", 1, {}, {"guidance_scale": 1.0}, id="off from now on"),

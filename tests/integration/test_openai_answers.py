@@ -136,7 +136,7 @@ def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     parameters = request.parameters
     assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 48, 32)
     assert (parameters.output_format, parameters.output_compression) == ("jpeg", 80)
-    assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was left aside"]
+    assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was ignored"]
 
 
 def test_several_images_are_edited_together(api: Api, editing: PlayedReplica) -> None:

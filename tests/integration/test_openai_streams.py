@@ -81,7 +81,7 @@ def test_previews_come_first_and_then_the_picture(
     assert completed.data["usage"]["total_tokens"] == 0
     assert completed.data["metrics"]["stage_durations"]["denoise"] == 0.5
     assert completed.data["seed"] == request.parameters.seed
-    assert completed.data["warnings"] == ["quality has no meaning here and was left aside"]
+    assert completed.data["warnings"] == ["quality has no meaning here and was ignored"]
 
 
 def test_each_picture_has_an_event(api: Api, showing: PlayedReplica) -> None:
@@ -105,7 +105,7 @@ def test_a_model_without_previews_says_so(api: Api) -> None:
         replica.succeed(request)
         (completed,) = events.rest()
     assert completed.data["warnings"] == [
-        "partial_images was left aside: this model can show no previews"
+        "partial_images was ignored: this model cannot show previews"
     ]
 
 

@@ -44,7 +44,7 @@ def test_a_video_from_submit_to_file(api: Api, filming: PlayedReplica) -> None:
     assert (video["size"], video["seconds"], video["num_frames"]) == ("64x32", "3.25", 13)
     assert video["peak_memory_mb"] == 0.0
     assert video["stage_durations"] == {}
-    assert video["warnings"] == ["user has no meaning here and was left aside"]
+    assert video["warnings"] == ["user has no meaning here and was ignored"]
     path = f"/v1/videos/{video['id']}"
     claimed = filming.claim()
     assert (claimed.parameters.task, claimed.parameters.seed) == ("text-to-video", 3)

@@ -8,7 +8,7 @@ from typing import Any
 from configs.errors import ModelLoadFailed
 from configs.parameters import ARGUMENTS, FROM_IMAGE_TASKS, PARAMETERS, Abilities
 from workers.devices.chunk import denoisers
-from workers.engine.arguments import arguments_of, default_of
+from workers.engine.arguments import arguments_of, default_negative_prompt, default_of
 from workers.engine.pipelines import max_prompt_tokens, task_classes
 from workers.engine.schedulers import from_first_step, offered_schedulers
 from workers.families import (
@@ -39,6 +39,7 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     config = getattr(next(iter(denoisers(pipe).values()), None), "config", {})
     own = default_of(taken, name) or config.get("sample_frames")
+    own = own or getattr(pipe, "default_frames", None) or family_of(pipe).frames
     step = _temporal_scale_factor(pipe)
     if own and own % step != 1 % step:
         step = 1
@@ -93,6 +94,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         for found in classes.values()
         if "strength" in arguments_of(found)
     ]
+    true_cfg_scale = defaults.get("true_cfg_scale", default_of(taken, "true_cfg_scale"))
     schedulers = offered_schedulers(pipe.scheduler, classes.values())
     multiple = size_multiple(pipe)
     width, height = _default_size(pipe, multiple)
@@ -116,6 +118,12 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         default_steps=int(steps),
         default_guidance_scale=defaults.get("guidance_scale", default_of(taken, "guidance_scale"))
         if guided
+        else None,
+        default_true_cfg_scale=true_cfg_scale if "true_cfg_scale" in taken else None,
+        default_negative_prompt=defaults.get(
+            "negative_prompt", default_negative_prompt(taken, true_cfg_scale)
+        )
+        if "negative_prompt" in taken
         else None,
         schedulers=schedulers,
         full_run_schedulers=from_first_step(schedulers),
@@ -180,6 +188,12 @@ def _default_size(pipe: Any, multiple: int) -> tuple[int, int]:
     width, height = default_of(taken, "width"), default_of(taken, "height")
     if isinstance(width, int) and isinstance(height, int):
         return width, height
+    if hasattr(pipe, "default_width") and hasattr(pipe, "default_height"):  # Mochi
+        return int(pipe.default_width), int(pipe.default_height)
+    target, shape = getattr(pipe, "target_size", None), getattr(pipe, "default_aspect_ratio", None)
+    if target and shape:  # HunyuanVideo 1.5 asks its processor for a size of about target x target
+        rows, columns = pipe.video_processor.calculate_default_height_width(*shape[::-1], target)
+        return int(columns), int(rows)
     sample = getattr(pipe, "default_sample_size", None)
     config = getattr(_denoiser(pipe), "config", {})
     if config.get("sample_height") and config.get("sample_width"):

@@ -110,6 +110,10 @@ def _as_mask(image: Image.Image) -> Image.Image:
 _SMALLEST_EDITED = 128
 
 
+# What the cards of Qwen-Image give; some encoders fail on text without any token.
+_NO_WORDS = " "
+
+
 def arguments_of(pipeline_class: Any) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a pipeline's call, by name."""
     return _parameters(pipeline_class.__call__)
@@ -128,11 +132,32 @@ def default_of(arguments: Mapping[str, inspect.Parameter], name: str) -> Any:
     return parameter.default
 
 
+def default_negative_prompt(
+    arguments: Mapping[str, inspect.Parameter], true_cfg_scale: float | None
+) -> str | None:
+    """Return the negative prompt of a call that is given none.
+
+    Where `true_cfg_scale` is the guidance, pipelines leave it out without a negative prompt; one
+    with nothing in it turns it on.
+    """
+    scale = default_of(arguments, "true_cfg_scale") if true_cfg_scale is None else true_cfg_scale
+    guided = "negative_prompt" in arguments and scale is not None and scale > 1
+    return _NO_WORDS if guided else None
+
+
+def _really_guided(parameters: Parameters, taken: Mapping[str, inspect.Parameter]) -> Parameters:
+    if parameters.negative_prompt is not None:
+        return parameters
+    negative = default_negative_prompt(taken, parameters.true_cfg_scale)
+    return parameters.with_changes({"negative_prompt": negative})
+
+
 def call_arguments(
     parameters: Parameters, pipeline_class: Any, inputs: Inputs | None = None
 ) -> dict[str, Any]:
     """Return the arguments for a call of a pipeline of that class."""
     taken, family = arguments_of(pipeline_class), family_of(pipeline_class)
+    parameters = _really_guided(parameters, taken)
     arguments: dict[str, Any] = {
         "prompt": parameters.prompt,
         "num_inference_steps": parameters.num_inference_steps,
