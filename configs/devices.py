@@ -61,7 +61,7 @@ def detect_machine(
 
     CUDA devices are those of CUDA_VISIBLE_DEVICES if it is set, else one for each
     /dev/nvidia<number>. Cores are those this process may run on; with `cpu_devices` as many devices
-    are dealt out over them, several to a core where there are more. Ask before the environment or
+    are spread over them, several to a core where there are more. Ask before the environment or
     the affinity of a replica is applied to the process, since both narrow the answer.
 
     Raises:

@@ -107,7 +107,7 @@ class Settings:
         max_waiting_per_stage: Requests that may wait for all replicas of a stage; above that 429.
         max_long_polls: Held calls and event streams at a time, for each API process.
         replica_offset: Number of this host's first replica.
-        cpu_devices: CPU devices, dealt out over the cores; 0 for one on each core.
+        cpu_devices: CPU devices, spread over the cores; 0 for one on each core.
         api_key: Key that calls must bring; empty for a service open to whoever reaches it.
         api_host: Address the API listens on.
         api_port: TCP port of the API.

@@ -111,9 +111,9 @@ class ParallelConfig:
 
     Attributes:
         world_size: Devices of one replica.
-        ulysses_degree: Ranks among which the heads of each attention are dealt out.
+        ulysses_degree: Ranks among which the heads of each attention are split.
         ring_degree: Ranks among which keys and values of each attention go round.
-        cfg_parallel_size: Denoiser copies among which the rows of each call are dealt out; beside
+        cfg_parallel_size: Denoiser copies among which the rows of each call are split; beside
             another degree, groups of ranks.
         device_map: `balanced` puts the parts of the pipeline on different devices.
         collective_timeout_s: Ranks that wait for one of them for longer take it to hang.
@@ -178,7 +178,7 @@ class RuntimeConfig:
     """Where the replicas of a stage run.
 
     Attributes:
-        devices: All devices of the stage, in the order they are dealt out.
+        devices: All devices of the stage, in the order in which replicas get them.
         num_replicas: Worker processes of the stage.
         env: Environment variables set for each of them before torch is imported.
     """

@@ -144,7 +144,7 @@ def _paths(file: Translation, stage: str) -> dict[str, str]:
 
 
 def plan_replicas(stages: Sequence[StageConfig], offset: int = 0) -> tuple[ReplicaPlan, ...]:
-    """Name the replicas and deal out the devices.
+    """Name the replicas and give each its devices.
 
     Numbers run on over the stages: with two replicas in the first stage, the first replica of the
     second is replica2. Each replica takes the next `devices_per_replica` devices of its stage.

@@ -96,7 +96,7 @@ class Records:
         return Accepted(
             request=Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True))),
             created=word == "created",
-            place=None if rank is None else int(rank) + 1,
+            queue_position=None if rank is None else int(rank) + 1,
             needs_wake_up=int(messages) < int(waiting),
         )
 

@@ -139,7 +139,7 @@ class Request:
         status: Where it stands.
         replica: The replica that has it.
         attempt: 1, and one more after each move to another replica.
-        crashes: How often its replica died while it ran.
+        crashes: How often its replica crashed while it ran.
         revision: One more after each edit; guards edits against each other.
         owner: Incarnation of the replica that runs it; empty otherwise.
         priority: Its class in the queue.
@@ -245,11 +245,11 @@ class Accepted(NamedTuple):
     Attributes:
         request: As it was recorded.
         created: Whether it is new; False where its idempotency key was used before.
-        place: In the queue of its replica, 1 for the next; None unless it waits.
+        queue_position: In the queue of its replica, 1 for the next; None unless it waits.
         needs_wake_up: Whether the replica's queue holds fewer messages than requests wait.
     """
 
     request: Request
     created: bool
-    place: int | None
+    queue_position: int | None
     needs_wake_up: bool

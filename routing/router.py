@@ -284,7 +284,7 @@ class Router:
         """Give a request whose replica died to another, unless it crashed too often."""
         if move := self._claims.move_crashed(request):
             _logger.warning(
-                "%s died while it ran %s; attempt %d goes to %s",
+                "%s crashed while it ran %s; attempt %d goes to %s",
                 request.replica, request.id, move.attempt, move.replica,
             )  # fmt: skip
             self._broker.wake(move.replica, move.id, move.attempt)

@@ -61,7 +61,7 @@ def submit() -> Answer:
     service: Service = g.service
     key, seconds = idempotency_key(), preferred_wait(service.settings.max_wait_s)
     accepted, _ = submit_body(service, read_body(BODY), key=key)
-    request, place = accepted.request, accepted.place
+    request, place = accepted.request, accepted.queue_position
     headers = {"Location": request_url(request.id)}
     if seconds:
         try:

@@ -26,7 +26,7 @@ PAGE = REPOSITORY / "docs" / "models.md"
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """What cannot be found by running.
 
     Attributes:
@@ -41,16 +41,16 @@ class Family:
 
 
 TITLES = {
-    "tiny": Family("The bundled model", ("models/tiny",)),
-    "stable_diffusion": Family(
+    "tiny": ModelFamily("The bundled model", ("models/tiny",)),
+    "stable_diffusion": ModelFamily(
         "Stable Diffusion 1", ("stable-diffusion-v1-5/stable-diffusion-v1-5",)
     ),
-    "stable_diffusion_xl": Family(
+    "stable_diffusion_xl": ModelFamily(
         "Stable Diffusion XL",
         ("stabilityai/stable-diffusion-xl-base-1.0",),
         "image to image has the strength 0.3 by default, so give it 4 steps or more",
     ),
-    "stable_diffusion_3": Family(
+    "stable_diffusion_3": ModelFamily(
         "Stable Diffusion 3",
         (
             "stabilityai/stable-diffusion-3.5-medium",
@@ -58,28 +58,28 @@ TITLES = {
             "stabilityai/stable-diffusion-3-medium-diffusers",
         ),
     ),
-    "flux": Family(
+    "flux": ModelFamily(
         "FLUX.1",
         ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-schnell"),
         "schnell has no guidance",
     ),
-    "flux_kontext": Family("FLUX.1 Kontext", ("black-forest-labs/FLUX.1-Kontext-dev",)),
-    "qwen_image": Family(
+    "flux_kontext": ModelFamily("FLUX.1 Kontext", ("black-forest-labs/FLUX.1-Kontext-dev",)),
+    "qwen_image": ModelFamily(
         "Qwen-Image",
         ("Qwen/Qwen-Image",),
         "its guidance is `true_cfg_scale`; a request without a `negative_prompt` gets one with"
         " nothing in it, for without one there is no guidance",
     ),
-    "qwen_image_edit": Family(
+    "qwen_image_edit": ModelFamily(
         "Qwen-Image-Edit",
         ("Qwen/Qwen-Image-Edit",),
         "guidance as Qwen-Image; without `strength`. `Qwen/Qwen-Image-Edit-2509` goes by the same"
         " rules, with up to three images. Without torchvision, from a folder only",
     ),
-    "pixart": Family("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
-    "sana": Family("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),
-    "z_image": Family("Z-Image", ("Tongyi-MAI/Z-Image-Turbo",)),
-    "wan": Family(
+    "pixart": ModelFamily("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
+    "sana": ModelFamily("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),
+    "z_image": ModelFamily("Z-Image", ("Tongyi-MAI/Z-Image-Turbo",)),
+    "wan": ModelFamily(
         "Wan, text to video",
         (
             "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
@@ -88,9 +88,9 @@ TITLES = {
         ),
         "TI2V-5B does image to video too",
     ),
-    "wan_image_to_video": Family("Wan, image to video", ("Wan-AI/Wan2.2-I2V-A14B-Diffusers",)),
-    "ltx": Family("LTX-Video", ("Lightricks/LTX-Video",)),
-    "latte": Family(
+    "wan_image_to_video": ModelFamily("Wan, image to video", ("Wan-AI/Wan2.2-I2V-A14B-Diffusers",)),
+    "ltx": ModelFamily("LTX-Video", ("Lightricks/LTX-Video",)),
+    "latte": ModelFamily(
         "Latte",
         ("maxin-cn/Latte-1",),
         "`num_frames` is 16, or 1. With several outputs it treats"

@@ -21,7 +21,7 @@ from scripts.launcher.preflight import StartRefused
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """One stage and the devices that its replicas may have, in the order they are dealt out.
+    """One stage and the devices that its replicas may have, in the order they get them.
 
     Attributes:
         source: The stage file as it was given.

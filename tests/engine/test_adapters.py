@@ -167,8 +167,8 @@ def test_a_set_above_the_limit_is_loaded_all_the_same(folder: Path, parameters: 
         ("torn", "'torn' could not be loaded: SafetensorError: "),
         ("wide", "'wide' could not be loaded: "),
         ("other", "'other' could not be loaded: "),
-        ("nothing", "there is no adapter 'nothing'; known are both, other, own"),
-        ("../style", "there is no adapter '../style'; known are"),
+        ("nothing", "there is no adapter 'nothing'; use both, other, own"),
+        ("../style", "there is no adapter '../style'; use both"),
     ],
 )
 def test_a_broken_adapter_fails_its_request_alone(
@@ -228,10 +228,10 @@ def test_layers_are_not_made_in_inference_mode(folder: Path, parameters: MakePar
 def test_a_name_that_stands_for_two_is_refused(folder: Path, pipe: Any):
     modules = {"style": LoraSource("org/style")}
     settings = PipelineSettings(lora_dir=str(folder), lora_modules=modules)
-    with pytest.raises(ModelLoadFailed, match="'style' is there twice, as org/style and as"):
+    with pytest.raises(ModelLoadFailed, match="'style' names two adapters, org/style and /"):
         Adapters(pipe, settings)
 
 
 def test_a_family_without_adapters_is_refused(folder: Path):
-    with pytest.raises(ModelLoadFailed, match="PixArtAlphaPipeline takes no adapters; leave lora_"):
+    with pytest.raises(ModelLoadFailed, match="PixArtAlphaPipeline supports no adapters; leave"):
         Adapters(type("PixArtAlphaPipeline", (), {})(), PipelineSettings(lora_dir=str(folder)))

@@ -221,7 +221,7 @@ def test_every_warm_up_size_is_run(families: dict[str, Path]):
     ("name", "shape", "says"),
     [
         ("stable_diffusion", WarmupShape(33, 32), "33x32 is not a multiple of 8"),
-        ("stable_diffusion", WarmupShape(32, 32, 9), "32x32x9 has frames, and the model makes im"),
+        ("stable_diffusion", WarmupShape(32, 32, 9), "32x32x9 has frames, but the model makes im"),
         ("wan", WarmupShape(32, 32, 8), "32x32x8 has not 1 frame and a multiple of 4 more"),
         ("latte", WarmupShape(32, 32, 31), "32x32x31 has more than the 16 frames that"),
     ],

@@ -89,13 +89,13 @@ def test_a_run_leaves_no_tensors_in_the_cache(flux: Path, parameters: MakeParame
         (
             "first_block_cache",
             {"treshold": 1},
-            "cache_config.treshold is no option of first_block_cache; known are threshold",
+            "cache_config.treshold is not an option of first_block_cache; use threshold",
         ),
         ("mag_cache", {}, "cache_config.mag_ratios is missing"),
         (
             "pyramid_attention_broadcast",
             {"current_timestep_callback": "x"},
-            "current_timestep_callback is no option of pyramid_attention_broadcast",
+            "current_timestep_callback is not an option of pyramid_attention_broadcast",
         ),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.parameters import Abilities
-from tests.integration.api_world import ABILITIES, Api
+from tests.integration.api_world import ABILITIES, Api, body_of
 
 PAGE = "https://github.com/QwenLM/Qwen-Image"
 QWEN = replace(
@@ -22,7 +22,7 @@ QWEN = replace(
 
 def test_each_default_has_its_source(api: Api) -> None:
     api.replica().load(QWEN)
-    model = api.get("/v1/models").json["data"][0]
+    model = body_of(api.get("/v1/models"))["data"][0]
     assert model["known_as"] == "Qwen-Image"
     assert model["defaults"]["true_cfg_scale"] == 4
     assert model["defaults"]["negative_prompt"] == " "
@@ -34,7 +34,7 @@ def test_each_default_has_its_source(api: Api) -> None:
 
 def test_a_model_that_is_not_known_says_so(api: Api) -> None:
     api.replica().load()
-    model = api.get("/v1/models").json["data"][0]
+    model = body_of(api.get("/v1/models"))["data"][0]
     assert model["known_as"] is None
     assert "true_cfg_scale" not in model["defaults"]
     assert "negative_prompt" not in model["defaults"]

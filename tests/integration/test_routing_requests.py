@@ -107,7 +107,7 @@ def test_the_same_key_and_body_are_one_request(world: World) -> None:
     first = world.records.submit(world.submission(**same))
     again = world.records.submit(world.submission(**same))
     assert (first.created, again.created, again.request.id) == (True, False, first.request.id)
-    assert (first.place, again.place) == (1, 1)
+    assert (first.queue_position, again.queue_position) == (1, 1)
     with pytest.raises(IdempotencyMismatch, match=first.request.id):
         world.records.submit(world.submission(idempotency_key="k", fingerprint="g"))
 

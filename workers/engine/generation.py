@@ -145,15 +145,17 @@ def output_warnings(
     asked = (parameters.width, parameters.height)
     if made[0].size != asked:
         size = "x".join(map(str, made[0].size))
-        warnings.append(f"the size is {size}, for the pipeline cannot make {asked[0]}x{asked[1]}")
+        warnings.append(
+            f"the size is {size}, because the pipeline cannot make {asked[0]}x{asked[1]}"
+        )
     frames = getattr(made[0], "num_frames", None)
     if frames != parameters.num_frames and frames is not None:
         warnings.append(
-            f"there are {frames} frames, for the pipeline cannot make {parameters.num_frames}"
+            f"there are {frames} frames, because the pipeline cannot make {parameters.num_frames}"
         )
     for index, flagged in enumerate(output.get("nsfw_content_detected") or ()):
         if flagged:
-            warnings.append(f"output {index} was blacked out by the safety checker of the model")
+            warnings.append(f"the safety checker of the model blacked out output {index}")
     return warnings
 
 

@@ -94,16 +94,6 @@ def offload_parts(pipe: Any, device: torch.device) -> None:
         pipe.enable_model_cpu_offload(device=device)
 
 
-def free_parts(pipe: Any) -> None:
-    """Send the part that was used last back to the host; does nothing without the offload.
-
-    diffusers' own `maybe_free_model_hooks` takes the hooks off and puts new ones on, which would
-    also take off what stands before the denoiser, and is not called by a run that is interrupted.
-    """
-    for hook in getattr(pipe, "_all_hooks", ()):
-        hook.offload()
-
-
 def offload_layers(pipe: Any, device: torch.device) -> None:
     """Keep denoisers and text encoders on the host, a block at a time on `device`.
 

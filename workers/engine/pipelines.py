@@ -23,6 +23,7 @@ from configs.parameters import (
 from workers.engine.arguments import Inputs, arguments_of, left_out
 from workers.engine.schedulers import made_scheduler
 from workers.families import FRAME_COUNTS, family_of
+from workers.patches import put
 
 # Tokenizers without a limit say 1e30.
 _SANE = 1_000_000
@@ -261,7 +262,6 @@ class PipelineCopies:
         self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
         self._pipes = task_pipelines(pipe)
         self.classes = {task: type(each) for task, each in self._pipes.items()}
-        self._settled = {task: _settled(each) for task, each in self._pipes.items()}
 
     def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
         """Return a copy for one run.
@@ -276,9 +276,7 @@ class PipelineCopies:
             raise GenerationFailed(f"image: {task} needs one")
         if task == INPAINT and inputs.mask is None:
             raise GenerationFailed(f"mask_image: {task} needs one")
-        pipe = self._copy_with_scheduler(task, parameters.scheduler)
-        pipe.__class__ = self._settled[task]
-        return pipe
+        return self._copy_with_scheduler(task, parameters.scheduler)
 
     def prompt_warnings(self, parameters: Parameters) -> list[str]:
         """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""
@@ -301,22 +299,10 @@ class PipelineCopies:
             )
         scheduler = made_scheduler(own, name)
         pipe = copy.copy(self._pipes[task])
-        # Not by setattr, which would register the scheduler in the configuration.
-        pipe.__dict__["scheduler"] = scheduler
+        put(pipe, "scheduler", scheduler, over=True)
         # What it does for one pipeline alone would be done to all that share the parts.
-        pipe.__dict__["maybe_free_model_hooks"] = _nothing
+        put(pipe, "maybe_free_model_hooks", _nothing)
         return pipe
-
-
-def _settled(pipe: Any) -> Any:
-    """Return the class of `pipe` with the device that it runs on written down.
-
-    Pipelines ask every module of every part for it, several times in a call, and it never changes
-    once they are loaded: milliseconds of each request, all of them under the interpreter's lock.
-    """
-    kind = type(pipe)
-    own = {"_execution_device": pipe._execution_device, "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), own)
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""The requests that a replica makes before it serves any, and what they prove."""
+"""The requests that a replica makes before it serves any, and what they check."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,7 @@ class WarmUpRequests:
             if shape.width % multiple or shape.height % multiple:
                 raise ModelLoadFailed(
                     f"engine_args.warmup_shapes: {shape.width}x{shape.height} is not a multiple of "
-                    f"{multiple}, as the model needs it"
+                    f"{multiple}, which the model needs"
                 )
             self._check_frames(shape)
             parameters = self._parameters(shape)
@@ -60,7 +60,7 @@ class WarmUpRequests:
             return
         written = f"engine_args.warmup_shapes: {shape.width}x{shape.height}x{frames}"
         if abilities.default_frames is None:
-            raise ModelLoadFailed(f"{written} has frames, and the model makes images")
+            raise ModelLoadFailed(f"{written} has frames, but the model makes images")
         if (frames - 1) % abilities.frames_step:
             raise ModelLoadFailed(
                 f"{written} has not 1 frame and a multiple of {abilities.frames_step} more, as the"

@@ -56,8 +56,8 @@ def adapter_sources(settings: PipelineSettings) -> Mapping[str, LoraSource]:
             continue
         if name in found:
             raise ModelLoadFailed(
-                f"engine_args.lora_dir: {name!r} is there twice, as {found[name].path} and as "
-                f"{path}; rename one"
+                f"engine_args.lora_dir: {name!r} names two adapters, {found[name].path} "
+                f"and {path}; rename one"
             )
         found[name] = source
     return found
@@ -71,7 +71,7 @@ class AdaptedParts:
     """The denoisers and text encoders of one pipeline."""
 
     def __init__(self, pipe: Any) -> None:
-        """Find the parts; those of a family that takes no adapters are only never changed."""
+        """Find the parts; those of a family that supports no adapters are never changed."""
         self._pipe = pipe
         self._text_active: Scaled | None = ()
         self._text_encoders: list[Any] = [
@@ -200,7 +200,7 @@ class Adapters(Feature):
         """Find the adapters of `settings`; none is loaded yet.
 
         Raises:
-            ModelLoadFailed: The family takes none, or a name stands for two adapters.
+            ModelLoadFailed: The family supports none, or a name stands for two adapters.
         """
         self._sources = adapter_sources(settings)
         self._most = settings.max_cpu_loras
@@ -208,7 +208,7 @@ class Adapters(Feature):
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         if self._sources and not hasattr(pipe, "load_lora_weights"):
             raise ModelLoadFailed(
-                f"engine_args.lora_modules: {type(pipe).__name__} takes no adapters; "
+                f"engine_args.lora_modules: {type(pipe).__name__} supports no adapters; "
                 "leave lora_modules and lora_dir out"
             )
         self._parts = AdaptedParts(pipe)
@@ -291,9 +291,7 @@ class Adapters(Feature):
     def _load(self, name: str) -> None:
         source = self._sources.get(name)
         if source is None:
-            raise LoraLoadFailed(
-                f"lora: there is no adapter {name!r}; known are {', '.join(self.names)}"
-            )
+            raise LoraLoadFailed(f"lora: there is no adapter {name!r}; use {', '.join(self.names)}")
         peft_name = f"adapter{next(self._numbers)}"
         try:
             fits = self._parts.put_in(source, peft_name)

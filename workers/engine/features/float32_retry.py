@@ -95,7 +95,7 @@ class Precision:
         ]
 
 
-_WARNING = "made in float32, because in the dtype of the model NaN or infinity came of it"
+_WARNING = "made in float32, because the dtype of the model gave NaN or infinity"
 
 
 class Float32Retry(Feature):
