@@ -65,6 +65,7 @@ class Parameter:
         words: The words that a text may be.
         example: For the docs, and for messages about a text in a stage file.
         ability: The ability that a model needs for it.
+        off: Values that ask for nothing, so that models without the ability have them already.
         tasks: The tasks that have it; None for all.
         default: The ability that says the model's default; without one it is that of the field.
         default_tasks: The tasks that have this default, where not all of `tasks` do.
@@ -87,6 +88,7 @@ class Parameter:
     words: tuple[str, ...] = ()
     example: str = ""
     ability: str = ""
+    off: tuple[float, ...] = ()
     tasks: frozenset[str] | None = None
     default: str = ""
     default_tasks: frozenset[str] | None = None
@@ -153,11 +155,11 @@ class Parameters:
         default="default_negative_prompt", stage_default=True)] = None
     guidance_scale: Annotated[float | None, Parameter(
         "Weight of the prompt (classifier-free guidance, Ho & Salimans 2022).",
-        low=0, high=100, unit="guidance scale", ability="guidance_scale", argument=True,
+        low=0, high=100, unit="guidance scale", ability="guidance_scale", off=(0, 1), argument=True,
         default="default_guidance_scale", stage_default=True, editable=Editable.RUNNING)] = None
     true_cfg_scale: Annotated[float | None, Parameter(
         "Weight of the prompt for guidance-distilled families that support a true one too.",
-        low=0, high=100, unit="guidance scale", ability="true_cfg_scale", argument=True,
+        low=0, high=100, unit="guidance scale", ability="true_cfg_scale", off=(0, 1), argument=True,
         default="default_true_cfg_scale", stage_default=True, editable=Editable.RUNNING)] = None
     num_outputs_per_prompt: Annotated[int, Parameter(
         "How many outputs; output k has seed + k.", low=1, limit="max_outputs", unit="outputs",

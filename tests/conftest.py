@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first cores for its replicas, and two at a time would wait for each other there.
     """
     for item in items:
-        folder = item.path.parent.name
-        group = "services" if folder in {"chaos", "e2e"} else f"{folder}/{item.path.stem}"
+        path = item.path.relative_to(Path(__file__).parent)
+        group = "services" if path.parts[0] in {"chaos", "e2e"} else str(path.with_suffix(""))
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -1,47 +1,51 @@
 """Every change that is made to objects of torch, diffusers, transformers and PEFT.
 
-Other modules say what is to stand in a place; :func:`put` and :func:`become` put it there. Ruff
-(SLF001) allows private names of libraries in this module alone.
+Other modules say what is to stand in a place; :func:`put` and :func:`become` put it there. Private
+names of libraries are used in this module alone (ruff's SLF001). What is changed, for whom, what it
+buys and what would break it:
 
-What is changed, who asks for it, what it buys and what would break it. Seconds are CPU time of a
-picture of the bundled model (64 x 64 pixels, 20 steps, alone), on against off by turns, on two
-shared CPU cores, 2026-11-30; only what bought 5 % or something that a user can see was kept.
+Speed. CPU time that a picture of the bundled model costs more without (64 x 64 pixels, 20 steps, on
+and off by turns, medians of 60 to 80 pairs for 1 request and of 14 for 8 that share), on two shared
+CPU cores that other work kept busy (quartiles 3 points to either side), 2026-11-30.
+- `note_signatures`: attention processors say their signature at once; diffusers searches for it in
+  each call of each layer. 5.6 % for 1, 1.4 % for 8. Breaks: nothing; it buys nothing if diffusers
+  asks no more.
+- `note_places`: parts are found without torch's `__getattr__` (4 %), and linear layers go straight
+  to `torch.nn.functional.linear` (2 %). Both 7.5 % for 1, 4 % for 8. Breaks: a part that is deleted
+  stays.
+- Gone, since each bought 1 % or less: dropout and LayerNorm without their modules, layouts of calls
+  remembered from step to step, the pipeline's device written into its class, signatures kept.
 
-Speed
-- `note_signatures`: `processor.__call__` of attention layers says its signature at once, where
-  diffusers searches for it in each call of each layer. 5.6 % [3 to 9]. Breaks: nothing if diffusers
-  stops asking; then it buys nothing.
-- `note_places`: parts and weights are found without torch's `__getattr__`, and linear layers go
-  straight to `torch.nn.functional.linear`. 6 % together. Breaks: a part that is deleted stays.
+One request, on its own copy of the pipeline; the model's own is never changed.
+- `scheduler.step` (workers/engine/run.py): steps are seen and a run is ended there, since 47 of 238
+  pipeline files of diffusers have no callback. Breaks: a pipeline that calls no step.
+- `pipe.scheduler`, `pipe.maybe_free_model_hooks` (workers/engine/pipelines.py): a run has its own
+  scheduler; none takes the offload's hooks off the parts of all.
+- `scheduler.__class__` (workers/engine/schedulers.py): that of a flow model makes the steps of
+  another solver. Breaks: a pipeline that reads more of it than a step gives.
+- `pipe.encode_prompt` (features/prompt_cache.py): what was encoded before is not encoded again.
+- Floats whose value changes (features/guidance.py): guidance changes while a request runs. Breaks:
+  a pipeline that reads the scale once; that is noticed and stands in `warnings`.
+- `vae.decode` (workers/engine/batch.py): outputs of canceled requests of a batch are not decoded.
 
-Seeing and steering a run (one copy of the pipeline each; the model's own is never changed)
-- `scheduler.step`, workers/engine/run.py: steps are seen and a run is ended there, since 47 of 238
-  pipelines of diffusers have no callback. Breaks: a pipeline that keeps `step` from before.
-- `pipe.scheduler`: each run has its own. Breaks: a pipeline that keeps its scheduler elsewhere.
-- `pipe.maybe_free_model_hooks`: does nothing, since it would take the hooks off all copies.
-- `scheduler.__class__`, workers/engine/schedulers.py: a flow model's scheduler makes the steps of
-  another solver, its own timesteps kept. Breaks: a pipeline that reads more than `step` gives.
-- `pipe.encode_prompt`, features/prompt_cache.py: prompts that were encoded before are not again.
-- numbers whose value changes, features/guidance.py: guidance is changed while a request runs.
-  Breaks: a pipeline that reads the scale once; that is noticed and said in `warnings`.
-- `vae.decode`, workers/engine/run.py: outputs of canceled requests are not decoded.
+Sharing of the denoiser.
+- `forward` (workers/sharing/rendezvous.py): calls of several requests become one. (workers/devices/
+  copies.py): rows of a call go to copies, or to groups of ranks.
+- The methods of PEFT and of attention (workers/sharing/denoisers.py): adapters and attention reach
+  copies and ranks. Breaks: a change by another method than those named there.
+- `_resolve_parallel_config` (workers/devices/rank_group.py): diffusers' context parallel on devices
+  and meshes that it does not know. Breaks: another name; tests/engine/test_rank_groups.py fails.
 
-Sharing the denoiser
-- `denoiser.forward`, workers/sharing/rendezvous.py: calls of several requests become one forward.
-- `denoiser.forward`, workers/devices/copies.py: rows of a call go to copies or groups of ranks.
-- PEFT's methods on the denoiser, workers/sharing/denoisers.py: adapters reach copies and ranks.
-- `denoiser._resolve_parallel_config`, workers/devices/rank_group.py: diffusers' context parallel on
-  devices that it does not know. Breaks: the name changes; tests/engine/test_ranks.py shows it.
-
-Weights and parts
-- `in_float32`: weights of half precision are exchanged for a run after one that gave NaN.
-- `keep_forward`: diffusers' offload can no longer take away what stands over `forward`.
-- `ImageTextProcessor`: models of Qwen-Image-Edit load without torchvision, which only videos need.
+Weights and parts.
+- `in_float32`: weights of half precision are exchanged for a second run after one that gave NaN.
+- `keep_forward`: diffusers' offload takes away nothing that stands over `forward`.
+- `ImageTextProcessor`: Qwen-Image-Edit loads without torchvision, which it needs for videos only.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -100,11 +104,6 @@ def method_signature(function: Any) -> inspect.Signature:
     """Return the signature that a function has as the method of an object: without `self`."""
     own = inspect.signature(function)
     return own.replace(parameters=list(own.parameters.values())[1:])
-
-
-def signature_of(function: Any) -> inspect.Signature:
-    """Return the signature of a function, or of a bound method: without `self`."""
-    return inspect.signature(function)
 
 
 def note_signatures(module: torch.nn.Module) -> None:
@@ -201,6 +200,95 @@ def keep_forward(module: torch.nn.Module) -> None:
     another is outermost from now on, which does nothing.
     """
     HookRegistry.check_if_exists_or_initialize(module).register_hook(ModelHook(), "outermost")
+
+
+def free_parts(pipe: Any) -> None:
+    """Send the part that was used last back to the host; does nothing without the offload.
+
+    diffusers' own `maybe_free_model_hooks` takes the hooks off and puts new ones on, which would
+    also take off what stands before the denoiser, and is not called by a run that is interrupted.
+    """
+    for hook in getattr(pipe, "_all_hooks", ()):
+        hook.offload()
+
+
+def has_stateful_hooks(parts: Iterable[Any]) -> bool:
+    """Tell whether such a hook is installed on one of the modules now, not counting their parts."""
+    for part in parts:
+        registry = vars(part).get("_diffusers_hook")
+        if registry is not None:
+            for hook in registry.hooks.values():
+                if hook._is_stateful:
+                    return True
+    return False
+
+
+def forget_state(modules: Iterable[Any]) -> None:
+    """Empty the hooks of the modules; a pipeline does so itself, but not when it is stopped."""
+    for module in modules:
+        for part in module.modules():
+            registry = vars(part).get("_diffusers_hook")
+            if registry is not None:
+                registry.reset_stateful_hooks(recurse=False)
+
+
+def execution_device(pipe: Any) -> torch.device:
+    """Return where a pipeline computes, wherever its parts are kept."""
+    device: torch.device = pipe._execution_device
+    return device
+
+
+def counted_steps(pipe: Any) -> int | None:
+    """Return the steps of its run that a pipeline counted, if it does so and has come so far."""
+    steps: int | None = vars(pipe).get("_num_timesteps")
+    return steps
+
+
+def current_timestep(pipe: Any) -> Any:
+    """Return the timestep that a pipeline's loop has come to."""
+    return pipe._current_timestep
+
+
+def share_plan(module: torch.nn.Module) -> Mapping[str, Any] | None:
+    """Return diffusers' plan for sharing the sequence of a denoiser; None where it has none."""
+    return getattr(module, "_cp_plan", None)
+
+
+def share_by(module: torch.nn.Module, resolve: Callable[[Any], Any]) -> None:
+    """Have `resolve` make a denoiser's parallel config of what it is given, and not diffusers.
+
+    Its own knows accelerators only.
+    """
+
+    def resolved(given: Any) -> Any:
+        whole = resolve(given)
+        vars(module)["_parallel_config"] = whole
+        return whole
+
+    put(module, "_resolve_parallel_config", resolved)
+
+
+def shared_group(config: Any) -> Any:
+    """Return the group of `torch.distributed` of a context parallel config that is in use."""
+    return config._flattened_mesh.get_group()
+
+
+def count_groups_anew() -> None:
+    """Have torch name the next group like the first, where an earlier meeting failed."""
+    untyped: Any = torch.distributed
+    untyped.distributed_c10d._world.group_count = 0
+
+
+def limit_collectives(limit: timedelta) -> None:
+    """Give all groups of this process made so far this time limit.
+
+    A mesh makes its own with torch's, which are 10 minutes on NCCL and 30 on gloo, and so do those
+    who flatten it.
+    """
+    untyped: Any = torch.distributed
+    distributed = untyped.distributed_c10d
+    for group in list(distributed._world.pg_map):
+        distributed._set_pg_timeout(limit, group)
 
 
 class ImageTextProcessor(Qwen2VLProcessor):

@@ -32,7 +32,7 @@ class Stop(StrEnum):
     SUSPECT = "suspect"
 
 
-class Run:
+class RunningRequest:
     """One claimed request in flight; the engine calls it between two steps.
 
     Flags are set by other threads and acted upon at the next step, so that no thread waits for
@@ -141,7 +141,7 @@ class Reporter:
     """Writes the progress of the runs to their records, and reads from these what clients want."""
 
     def __init__(
-        self, claims: Claims, read: Callable[[str], Request], runs: Mapping[str, Run]
+        self, claims: Claims, read: Callable[[str], Request], runs: Mapping[str, RunningRequest]
     ) -> None:
         """Report nothing before :meth:`start`; ``read`` returns a record by its id."""
         self._claims = claims
@@ -171,7 +171,7 @@ class Reporter:
             for run in list(self._runs.values()):
                 self._report(run)
 
-    def _report(self, run: Run) -> None:
+    def _report(self, run: RunningRequest) -> None:
         try:
             signals = self._claims.progress(run.request, run.step, run.steps, run.step_s)
             if signals is None:

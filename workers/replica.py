@@ -20,7 +20,7 @@ from routing.outputs import OutputStore
 from routing.records import Records
 from routing.replica import DrainCommand, Heartbeat, LoadedModel, Registry, ReplicaState
 from workers.heartbeat import HeartbeatThread, ReplicaLife
-from workers.progress import Reporter, Run, Stop
+from workers.progress import Reporter, RunningRequest, Stop
 
 if TYPE_CHECKING:  # it brings torch, which must not come before the device chunk is set
     from workers.runner import Runner
@@ -82,7 +82,7 @@ class ReplicaProcess:
         self._claims = Claims(settings, redis)
         self._broker = Broker(settings)
         self._outputs = OutputStore(settings.outputs_url)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, RunningRequest] = {}
         self._reporter = Reporter(self._claims, Records(settings, redis).get, self._runs)
         self.heartbeats = HeartbeatThread(self._registry, self, settings.heartbeat_s)
         self._drain_s = settings.drain_s

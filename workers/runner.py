@@ -21,7 +21,7 @@ from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine
 from workers.engine.progress import Interrupted
 from workers.outputs import OutputWriter
-from workers.progress import Reporter, Run, Stop, moving_mean
+from workers.progress import Reporter, RunningRequest, Stop, moving_mean
 
 _RETRY_S: Final = (0.2, 0.5, 1.0, 2.0)
 _P = ParamSpec("_P")
@@ -50,7 +50,7 @@ class Runner:
     writer: OutputWriter
     broker: Broker
     reporter: Reporter
-    runs: dict[str, Run]
+    runs: dict[str, RunningRequest]
     on_device_lost: Callable[[str], None]
     capacity: int = 1
     preview_every_s: float = 0.5
@@ -77,7 +77,7 @@ class Runner:
                 return None
             if request is None:
                 return None
-            run = Run(request, self.reporter.wake, preview_every_s=self.preview_every_s)
+            run = RunningRequest(request, self.reporter.wake, preview_every_s=self.preview_every_s)
             self.runs[request.id] = run
             if self._stopped_for is not None:  # claimed while the others were being stopped
                 run.stop(self._stopped_for)
@@ -145,7 +145,7 @@ class Runner:
             self._wake_owner(self.claims.hand_back(held[request_id]))
         self._orphans = orphans
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: RunningRequest) -> None:
         request, parameters = run.request, run.request.parameters
         try:
             has_inputs = parameters.image or parameters.mask_image
@@ -181,7 +181,7 @@ class Runner:
             )
             self.writer.remove(outcome.outputs)
 
-    def _stopped(self, run: Run, why: Stop) -> Outcome | None:
+    def _stopped(self, run: RunningRequest, why: Stop) -> Outcome | None:
         """Return how a stopped run ended; None where it goes on elsewhere."""
         request = run.request
         match why:

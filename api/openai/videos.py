@@ -102,7 +102,7 @@ _MAX_SECONDS: Final = 86_400
 blueprint = Blueprint("videos", __name__, description="Videos by OpenAI's calls.")
 
 
-class _SecondsField(fields.Field[int]):
+class DurationField(fields.Field[int]):
     """A whole number of seconds, as text or as a number."""
 
     def _deserialize(self, value: Any, *_: Any, **__: Any) -> int:
@@ -113,7 +113,7 @@ class _SecondsField(fields.Field[int]):
         return int(text)
 
 
-class _ReferenceField(ImagesField):
+class ReferenceField(ImagesField):
     """A picture as everywhere, or as an object with its `image_url`."""
 
     def _deserialize(self, value: Any, *rest: Any, **options: Any) -> tuple[bytes, ...]:
@@ -135,14 +135,14 @@ class VideosSchema(OpenAISchema):
     tasks: ClassVar[frozenset[str]] = VIDEO_TASKS
     product: ClassVar[str] = "videos"
 
-    seconds = _SecondsField(
+    seconds = DurationField(
         metadata=described(
             "How long it is to be, instead of num_frames; the nearest length that the model makes.",
             example="4",
             anyOf=[{"type": "string"}, {"type": "integer"}],
         )
     )
-    input_reference = _ReferenceField(
+    input_reference = ReferenceField(
         metadata=described(
             "Picture that the video begins with: a file, a data URL, or an object with it as "
             "`image_url`.",

@@ -36,7 +36,7 @@ def request_url(request_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ShownProgress:
     """How far a request is; ``eta_s`` are the seconds of the remaining steps, None if unknown."""
 
     step: int
@@ -45,7 +45,7 @@ class Progress:
     eta_s: float | None
 
     @classmethod
-    def at(cls, step: int, steps: int, step_s: float | None) -> Progress:
+    def at(cls, step: int, steps: int, step_s: float | None) -> ShownProgress:
         """Return the progress of a run after a step that took `step_s` seconds."""
         eta_s = None if step_s is None else round((steps - step) * step_s, 3)
         return cls(step, steps, round(step / steps, 4) if steps else 0.0, eta_s)
@@ -82,13 +82,13 @@ def shown_outputs(shown: ShownRequest) -> list[ShownOutput]:
     ]
 
 
-def shown_progress(request: Request) -> Progress:
+def shown_progress(request: Request) -> ShownProgress:
     """Return how far a request is."""
     steps = request.steps or request.parameters.num_inference_steps
     runs = request.status is Status.RUNNING and request.steps
-    progress = Progress.at(request.step, steps, request.step_s if runs else None)
+    progress = ShownProgress.at(request.step, steps, request.step_s if runs else None)
     if request.status is Status.SUCCEEDED:
-        return Progress(progress.step, steps, 1.0, None)
+        return ShownProgress(progress.step, steps, 1.0, None)
     return progress
 
 

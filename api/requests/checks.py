@@ -157,7 +157,8 @@ def parameter_errors(
         parameter = PARAMETERS[name]
         most = most_of(parameter, model.abilities, settings)
         if known and not model.abilities.supports(parameter, task):
-            found.append(_unsupported(parameter, task, model))
+            if value not in parameter.off:
+                found.append(_unsupported(parameter, task, model))
         elif most is None:
             continue
         elif parameter.type is str:

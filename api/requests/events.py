@@ -17,7 +17,7 @@ from api.http.sse import EVENT_CONTENT, KEEP_ALIVE, KEEP_ALIVE_S, event_response
 from api.requests.answers import (
     OUTPUT,
     REQUEST,
-    Progress,
+    ShownProgress,
     ShownRequest,
     shown_outputs,
     shown_progress,
@@ -170,7 +170,7 @@ def _claimed(replica: str, attempt: int) -> dict[str, Any]:
 def _progress(change: Change) -> dict[str, Any]:
     step_s = change.data.get("step_s")
     step, steps = int(change.data["step"]), int(change.data["steps"])
-    return asdict(Progress.at(step, steps, float(step_s) if step_s else None))
+    return asdict(ShownProgress.at(step, steps, float(step_s) if step_s else None))
 
 
 def _is_later(cursor: str, other: str) -> bool:

@@ -14,7 +14,7 @@ from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.progress import Interrupted
-from workers.sharing.denoisers import has_stateful_hooks
+from workers.patches import has_stateful_hooks
 
 TIMEOUT_S = 60
 STEPS = 6

@@ -17,7 +17,7 @@ from tests.integration.api_world import (
     error_of,
     wrong_fields,
 )
-from workers.progress import Run
+from workers.progress import RunningRequest
 
 
 def test_a_waiting_request_can_be_changed_in_everything(api: Api, replica: PlayedReplica) -> None:
@@ -113,7 +113,7 @@ def test_a_running_request_can_be_changed_in_a_little(api: Api, replica: PlayedR
 def test_a_run_is_told_of_the_scales_that_changed(api: Api, replica: PlayedReplica) -> None:
     replica.load(replace(ABILITIES, true_cfg_scale=True))
     request_id = api.submitted(guidance_scale=4, true_cfg_scale=2)["id"]
-    run = Run(replica.claim(), lambda: None)
+    run = RunningRequest(replica.claim(), lambda: None)
     assert run.guidance() == {}
     for fields, told in (
         ({"timeout": 9}, {}),

@@ -175,3 +175,7 @@ def test_a_model_that_takes_no_guidance_is_asked_for_none(api: Api, replica: Pla
     answer = api.submit(guidance_scale=3.0, negative_prompt="blurry")
     assert set(wrong_fields(answer)) == {"guidance_scale", "negative_prompt"}
     assert api.submitted()["parameters"]["guidance_scale"] is None
+    # Cards of models without guidance write 0 or 1.
+    for off in (0, 1):
+        asked = api.submitted(guidance_scale=off, true_cfg_scale=off)["parameters"]
+        assert (asked["guidance_scale"], asked["true_cfg_scale"]) == (off, off)

@@ -14,7 +14,7 @@ from routing.request import Priority, Status
 from tests.integration.routing_world import World, parameters
 from tests.waiting import wait_until
 from workers.outputs import OutputWriter
-from workers.progress import Reporter, Run
+from workers.progress import Reporter, RunningRequest
 from workers.runner import Runner
 
 
@@ -49,7 +49,7 @@ NO_ENGINE = NoBatch()
 
 
 def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
-    runs: dict[str, Run] = {}
+    runs: dict[str, RunningRequest] = {}
     return Runner(
         name="replica0",
         incarnation=world.start("replica0"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from workers.patches import method_signature
+from workers.patches import method_signature, put
 from workers.sharing.checks import excess
 from workers.sharing.denoisers import repeat_changes
 from workers.sharing.merging import Arguments, Unmergeable, choose_rows, layout, place_rows
@@ -101,7 +101,8 @@ def split_calls(module: torch.nn.Module, parts: int, whole: Forward, run_parts: 
     The error of a part is that of the call.
     """
     split = _SplitForward(parts, whole, run_parts)
-    module.forward = functools.wraps(type(module).forward)(split.bind(type(module)))
+    bound = functools.wraps(type(module).forward)(split.bind(type(module)))
+    put(module, "forward", bound, over=True)
 
 
 class _SplitForward:

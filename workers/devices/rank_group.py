@@ -16,6 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from configs.stage_config import ParallelConfig
 from workers.families import manners_of
+from workers.patches import (
+    count_groups_anew,
+    limit_collectives,
+    share_by,
+    share_plan,
+    shared_group,
+)
 
 # The ring needs the log-sum-exp of attention, which torch's own choice of a kernel does not give.
 _RING_BACKEND = "_native_cudnn"
@@ -27,7 +34,7 @@ _RING_TYPES = (torch.bfloat16, torch.float16)
 def refusal(module: Any, parallel: ParallelConfig) -> str | None:
     """Return why this denoiser cannot be shared so, with a fix; None where it can."""
     name = type(module).__name__
-    if getattr(module, "_cp_plan", None) is None or not manners_of(module).divides_sequence:
+    if share_plan(module) is None or not manners_of(module).divides_sequence:
         return (
             f"diffusers has no working plan for sharing the sequence of {name};"
             " use cfg_parallel_size, which shares the rows of its calls"
@@ -72,17 +79,16 @@ def share_sequence(module: Any, parallel: ParallelConfig, mesh: Any) -> None:
     device = module.device
 
     def resolve(given: Any) -> Any:
-        """In place of diffusers' own, which knows accelerators only."""
         whole = diffusers.ParallelConfig(context_parallel_config=given)
         whole.setup(dist.get_rank(), dist.get_world_size(), device, mesh=mesh)
-        module._parallel_config = whole
         return whole
 
-    inputs = {name: entry for name, entry in module._cp_plan.items() if isinstance(entry, dict)}
-    outputs = {name: entry for name, entry in module._cp_plan.items() if name not in inputs}
-    module._resolve_parallel_config = resolve
+    plan = share_plan(module) or {}
+    inputs = {name: entry for name, entry in plan.items() if isinstance(entry, dict)}
+    outputs = {name: entry for name, entry in plan.items() if name not in inputs}
+    share_by(module, resolve)
     module.enable_parallelism(config=config, cp_plan=inputs)
-    group = config._flattened_mesh.get_group()
+    group = shared_group(config)
     for name, entry in outputs.items():
         for part in _parts(module, name):
             hook = _Gather(entry if isinstance(entry, (list, tuple)) else [entry], group)
@@ -179,7 +185,7 @@ def meet(
         mesh = _open_mesh(device, parallel)
         for module in denoisers.values():
             share_sequence(module, parallel, mesh)
-    _limit_collectives(parallel)
+    limit_collectives(timedelta(seconds=parallel.collective_timeout_s))
 
 
 def rank_groups(parallel: ParallelConfig) -> list[range]:
@@ -201,7 +207,7 @@ def _join_group(
         # gloo would take the address of the host's name, which need not be one of this host.
         os.environ["GLOO_SOCKET_IFNAME"] = loopback
     # The name under which they meet: torch counts on where an earlier meeting of a process failed.
-    untyped.distributed_c10d._world.group_count = 0
+    count_groups_anew()
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -220,18 +226,6 @@ def _open_mesh(device: torch.device, parallel: ParallelConfig) -> Any:
         mesh_dim_names=("cfg", "ring", "ulysses"),
     )
     return mesh["ring", "ulysses"]
-
-
-def _limit_collectives(parallel: ParallelConfig) -> None:
-    """Give all groups made so far the time limit of the first.
-
-    A mesh makes its own with torch's, which are 10 minutes on NCCL and 30 on gloo, and so do those
-    who flatten it.
-    """
-    distributed: Any = dist.distributed_c10d
-    timeout = timedelta(seconds=parallel.collective_timeout_s)
-    for group in list(distributed._world.pg_map):
-        distributed._set_pg_timeout(timeout, group)
 
 
 def _loopback() -> str | None:

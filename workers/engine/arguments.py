@@ -84,7 +84,7 @@ def _decoded(name: str, read: Callable[[str], bytes], mode: str) -> Image.Image:
             upright: Any = ImageOps.exif_transpose(file)
             return _as_mask(upright) if mode == "L" else _on_white(upright)
     except FileNotFoundError:
-        fault = "it is gone from the output store"
+        fault = "the output store no longer has it"
     except Exception as error:  # noqa: BLE001 - any decoder and any file system may fail here
         fault = f"{type(error).__name__}: {error}"
     raise InputUnavailable(f"the input image {name} cannot be read: {fault}")

@@ -5,7 +5,7 @@ Each stays a request of its own: it is told of its steps, may leave and may fail
 
 import functools
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import accumulate, compress
 from typing import Any
 
@@ -28,6 +28,7 @@ from workers.engine.generation import (
 from workers.engine.progress import Interrupted, Progress
 from workers.engine.run import Run, Runs, Slot
 from workers.families import family_of
+from workers.patches import put
 
 
 class _Told:
@@ -213,7 +214,7 @@ class BatchDecoder:
         """Remember how it is."""
         self._vae = vae
         self._slicing = getattr(vae, "use_slicing", None)
-        self._whole: dict[str, Any] | None = None
+        self._put_back: Callable[[], None] | None = None
 
     def prepare(self, rows: OutputRows, kept: Sequence[BatchSlot]) -> None:
         """Have those decoded that are `kept` among the requests of `rows`, which it tells if so.
@@ -235,10 +236,9 @@ class BatchDecoder:
         """Undo :meth:`prepare`."""
         if self._vae is None:
             return
-        if self._whole is not None:
-            vars(self._vae).pop("decode")
-            vars(self._vae).update(self._whole)
-            self._whole = None
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
         if self._slicing is False:
             self._vae.use_slicing = False
 
@@ -259,9 +259,7 @@ class BatchDecoder:
             options = {name: choose(each) for name, each in options.items()}
             return decode(choose(latents), *args, **options)
 
-        own = vars(self._vae)
-        self._whole = {"decode": own["decode"]} if "decode" in own else {}
-        own["decode"] = decode_kept
+        self._put_back = put(self._vae, "decode", decode_kept, over=True)
 
 
 class BatchRun(Run):

@@ -19,8 +19,8 @@ from workers.engine.batch import BatchDecoder, BatchRun, BatchSlot, batch_of, ta
 from workers.engine.generation import Generation
 from workers.engine.run import Run, Runs, Slot
 from workers.failures import short_cause
+from workers.patches import forget_state, has_stateful_hooks
 from workers.sharing.call import Member
-from workers.sharing.denoisers import forget_state, has_stateful_hooks
 from workers.sharing.rendezvous import Rendezvous
 
 _logger = logging.getLogger(__name__)

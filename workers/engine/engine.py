@@ -34,7 +34,7 @@ from workers.engine.progress import Progress, SilentProgress
 from workers.engine.run import Parts, Runs, Serve, Slot
 from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
 from workers.failures import run_failure, short_cause
-from workers.patches import note_places, note_signatures
+from workers.patches import execution_device, note_places, note_signatures
 from workers.sharing.rendezvous import Rendezvous
 
 __all__ = ["Engine", "Generation"]
@@ -230,7 +230,7 @@ class Engine:
         except ServingError:
             raise
         except Exception as error:
-            failure = run_failure(error, parameters, self.pipe._execution_device.type)
+            failure = run_failure(error, parameters, execution_device(self.pipe).type)
             if isinstance(failure, OutOfMemory):
                 # Without the traceback: a log handler that keeps it would keep the tensors too.
                 logger.warning("%s (%s)", failure, short_cause(error))
@@ -244,7 +244,7 @@ class Engine:
 
     def device_memory_bytes(self) -> int | None:
         """Return the bytes that this process holds of its CUDA devices; None on a CPU."""
-        if self.pipe._execution_device.type != "cuda":
+        if execution_device(self.pipe).type != "cuda":
             return None
         return sum(
             torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())

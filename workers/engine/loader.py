@@ -94,16 +94,6 @@ def offload_parts(pipe: Any, device: torch.device) -> None:
         pipe.enable_model_cpu_offload(device=device)
 
 
-def free_parts(pipe: Any) -> None:
-    """Send the part that was used last back to the host; does nothing without the offload.
-
-    diffusers' own `maybe_free_model_hooks` takes the hooks off and puts new ones on, which would
-    also take off what stands before the denoiser, and is not called by a run that is interrupted.
-    """
-    for hook in getattr(pipe, "_all_hooks", ()):
-        hook.offload()
-
-
 def offload_layers(pipe: Any, device: torch.device) -> None:
     """Keep denoisers and text encoders on the host, a block at a time on `device`.
 
@@ -207,8 +197,8 @@ def _set_attention(pipe: Any, backend: str) -> None:
     if backend not in known:
         names = ", ".join(sorted(known))
         raise ModelLoadFailed(
-            f"engine_args.attention_backend: {backend!r} is not one that diffusers has; "
-            f"give one of {names}"
+            f"engine_args.attention_backend: {backend!r} is not available in diffusers; "
+            f"use one of {names}"
         )
     fix = "install what it needs, or give another such as native"
     for denoiser in _denoisers(pipe):
@@ -223,7 +213,7 @@ def _set_attention(pipe: Any, backend: str) -> None:
 _OWN_CODE = "only pipelines of diffusers itself are served; save the model as one"
 
 
-_OTHER_VERSION = "the class may need another diffusers than {diffusers}"
+_OTHER_VERSION = "the class may need another version of diffusers than {diffusers}"
 
 
 _DAMAGED = "it is damaged; download or copy the model again"

@@ -23,6 +23,7 @@ from configs.parameters import (
 from workers.engine.arguments import Inputs, arguments_of, left_out
 from workers.engine.schedulers import made_scheduler
 from workers.families import FRAME_COUNTS, family_of
+from workers.patches import put
 
 # Tokenizers without a limit say 1e30.
 _SANE = 1_000_000
@@ -87,7 +88,7 @@ def cut_warnings(limits: list[tuple[Any, int]], name: str, text: str | None) -> 
     cut, limit = min((_count(tokenizer, text) - limit, limit) for tokenizer, limit in limits)
     if cut <= 0:
         return ()
-    return (f"{name}: the last {cut} tokens were cut, for the model reads {limit} at most",)
+    return (f"{name}: the last {cut} tokens were cut, because the model reads at most {limit}",)
 
 
 def _count(tokenizer: Any, text: str) -> int:
@@ -261,7 +262,6 @@ class PipelineCopies:
         self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
         self._pipes = task_pipelines(pipe)
         self.classes = {task: type(each) for task, each in self._pipes.items()}
-        self._settled = {task: _settled(each) for task, each in self._pipes.items()}
 
     def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
         """Return a copy for one run.
@@ -271,20 +271,20 @@ class PipelineCopies:
         """
         task = parameters.task
         if task not in self._pipes:
-            raise GenerationFailed(f"task: {task} is none of {', '.join(self._pipes)}")
+            raise GenerationFailed(
+                f"task: {task} is not available for this model; use {', '.join(self._pipes)}"
+            )
         if task in FROM_IMAGE_TASKS and not inputs.images:
-            raise GenerationFailed(f"image: {task} needs one")
+            raise GenerationFailed(f"image: {task} needs an image")
         if task == INPAINT and inputs.mask is None:
-            raise GenerationFailed(f"mask_image: {task} needs one")
-        pipe = self._copy_with_scheduler(task, parameters.scheduler)
-        pipe.__class__ = self._settled[task]
-        return pipe
+            raise GenerationFailed(f"mask_image: {task} needs a mask")
+        return self._copy_with_scheduler(task, parameters.scheduler)
 
     def prompt_warnings(self, parameters: Parameters) -> list[str]:
         """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""
         kind = self.classes[parameters.task]
         warnings = [
-            f"{name}: {kind.__name__} takes none; it was left out"
+            f"{name}: {kind.__name__} does not support it; it was ignored"
             for name in left_out(parameters, kind)
         ]
         for name in ("prompt", "negative_prompt"):
@@ -297,26 +297,14 @@ class PipelineCopies:
         name = name or type(own).__name__
         if name not in (type(own).__name__, *fitting):
             raise GenerationFailed(
-                f"scheduler: {name} does not fit {task} of the model; {', '.join(fitting)} do"
+                f"scheduler: {name} does not fit {task} of this model; use {', '.join(fitting)}"
             )
         scheduler = made_scheduler(own, name)
         pipe = copy.copy(self._pipes[task])
-        # Not by setattr, which would register the scheduler in the configuration.
-        pipe.__dict__["scheduler"] = scheduler
+        put(pipe, "scheduler", scheduler, over=True)
         # What it does for one pipeline alone would be done to all that share the parts.
-        pipe.__dict__["maybe_free_model_hooks"] = _nothing
+        put(pipe, "maybe_free_model_hooks", _nothing)
         return pipe
-
-
-def _settled(pipe: Any) -> Any:
-    """Return the class of `pipe` with the device that it runs on written down.
-
-    Pipelines ask every module of every part for it, several times in a call, and it never changes
-    once they are loaded: milliseconds of each request, all of them under the interpreter's lock.
-    """
-    kind = type(pipe)
-    own = {"_execution_device": pipe._execution_device, "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), own)
 
 
 def _nothing() -> None:

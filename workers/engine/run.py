@@ -30,11 +30,11 @@ from workers.engine.generation import (
     to_videos,
     watch_decoder,
 )
-from workers.engine.loader import free_parts
 from workers.engine.pipelines import PipelineCopies
 from workers.engine.progress import Progress
 from workers.engine.steps import WatchedStep, steps_from
 from workers.families import DEFAULT_FPS
+from workers.patches import counted_steps, free_parts, patched
 from workers.sharing.rendezvous import Rendezvous
 
 
@@ -245,12 +245,15 @@ class Run:
                 for hook in runs.attach:
                     hook(self)
                 drawn = self.arguments["generator"]
-                pipe.scheduler.step = WatchedStep(
+                watched = WatchedStep(
                     pipe.scheduler,
                     self._after_step,
                     drawn if isinstance(drawn, list) else [drawn],
                     beside=self.tell,
                 )
+                # Only for the call: it closes a cycle that would keep a multistep scheduler's
+                # tensors until the next garbage collection.
+                around.enter_context(patched(pipe.scheduler, "step", watched))
                 output = pipe(**self.arguments)
             self._ended = time.perf_counter()
             self._steer()  # what was changed while it was decoded came too late
@@ -261,9 +264,6 @@ class Run:
             raise
         finally:
             del runs.current.run
-            # It closes a cycle that would keep a multistep scheduler's tensors until the next
-            # garbage collection.
-            pipe.scheduler.__dict__.pop("step", None)
             if runs.offloads:
                 free_parts(pipe)
 
@@ -280,8 +280,7 @@ class Run:
         """End the encoding: the first call of the denoiser is about to run."""
         self.encoded_at = time.perf_counter()
         # Pipelines that skip steps (image-to-image) mostly say here how many are left.
-        counted = self.pipe.__dict__.get("_num_timesteps")
-        self.steps = int(counted or len(self.pipe.scheduler.timesteps))
+        self.steps = int(counted_steps(self.pipe) or len(self.pipe.scheduler.timesteps))
         for hook in self.after_encode:
             hook(self)
         self.at_boundary()
@@ -295,7 +294,7 @@ class Run:
         self._last_step = time.perf_counter()
         if self.encoded_at is None:  # a denoiser by another name
             self.encoded()
-        if not self.step and not self.pipe.__dict__.get("_num_timesteps"):
+        if not self.step and not counted_steps(self.pipe):
             self.steps = steps_from(self.pipe.scheduler, timestep)
         self.step += 1
         self.steps = max(self.steps, self.step)

@@ -12,7 +12,7 @@ from workers.patches import method_signature
 
 
 class WatchedStep:
-    """Stands as `step` on one scheduler: `scheduler.step = WatchedStep(scheduler, after)`.
+    """Stands over the `step` of one scheduler.
 
     It returns what `after` makes of the result, whose item 0 is the sample, and of the timestep.
 

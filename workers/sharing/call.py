@@ -10,49 +10,9 @@ from dataclasses import replace
 from statistics import median, median_low
 from typing import Any
 
-import torch
-
 from workers.sharing.merging import Layout, Unmergeable, choose_rows, layout, place_rows
 
 _logger = logging.getLogger(__name__)
-
-
-_PLAIN = (type(None), bool, int, float, str, torch.dtype)
-
-
-class LayoutMemory:
-    """Remembers one layout; used in one thread."""
-
-    def __init__(self) -> None:
-        """Remember none."""
-        self._look: Hashable = None
-        self._layout: Layout | None = None
-
-    def layout(self, arguments: Mapping[str, Any], make: Callable[[Any], Layout]) -> Layout:
-        """Return the layout of a call: that of the last if it looks like it, else one by `make`.
-
-        Raises what `make` raises.
-        """
-        look = _look(arguments)
-        if self._layout is None or look is None or look != self._look:
-            self._layout = None
-            self._layout, self._look = make(arguments), look
-        return self._layout
-
-
-def _look(value: Any) -> Hashable:
-    """All that a layout can depend on; None where that is more than can be told here."""
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype, value.device
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    if isinstance(value, dict):
-        looks = [_look(item) for item in value.values()]
-        return None if None in looks else (*value, *looks)
-    if isinstance(value, (list, tuple)):
-        looks = [_look(item) for item in value]
-        return None if None in looks else (type(value), *looks)
-    return None
 
 
 _KEPT = 9
@@ -201,7 +161,6 @@ class Member:
         kind: That of its last call, for identity only; None while nobody need wait for it.
         waits_for: How many of its calls are not done yet.
         bell: Wakes its thread.
-        layouts: Remembers the layout of its calls.
     """
 
     def __init__(
@@ -221,7 +180,6 @@ class Member:
         self.kind: Any = None
         self.waits_for = 0
         self.bell = Bell()
-        self.layouts = LayoutMemory()
         self._forget = forget
         self._forwards = self._shared = 0
 
@@ -293,7 +251,7 @@ class Call:
         if self.args:
             self.arguments = dict(zip(names, self.args, strict=False)) | self.kwargs
         try:
-            self.layout = self.member.layouts.layout(self.arguments, layout)
+            self.layout = layout(self.arguments)
         except Unmergeable as error:
             warn_once(error.name)
             return

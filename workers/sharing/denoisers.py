@@ -1,11 +1,13 @@
-"""Changes of a denoiser that reach its copies, and hooks of diffusers that keep state."""
+"""Changes of a denoiser that reach its copies and ranks."""
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from workers.patches import put
 
 CHANGES = (
     *("load_lora_adapter", "add_adapter", "delete_adapters", "unload_lora"),
@@ -28,7 +30,7 @@ def repeat_changes(module: torch.nn.Module, repeat: Repeat) -> None:
     """
     for name in CHANGES:
         if hasattr(module, name):
-            module.__dict__[name] = _repeated(getattr(module, name), name, repeat)
+            put(module, name, _repeated(getattr(module, name), name, repeat))
 
 
 def _repeated(own: Callable[..., Any], name: str, repeat: Repeat) -> Callable[..., Any]:
@@ -47,23 +49,3 @@ def _repeated(own: Callable[..., Any], name: str, repeat: Repeat) -> Callable[..
         return result
 
     return changed
-
-
-def has_stateful_hooks(parts: Iterable[Any]) -> bool:
-    """Tell whether such a hook is installed on one of the modules now, not counting their parts."""
-    for part in parts:
-        registry = part.__dict__.get("_diffusers_hook")
-        if registry is not None:
-            for hook in registry.hooks.values():
-                if hook._is_stateful:
-                    return True
-    return False
-
-
-def forget_state(modules: Iterable[Any]) -> None:
-    """Empty the hooks of the modules; a pipeline does so itself, but not when it is stopped."""
-    for module in modules:
-        for part in module.modules():
-            registry = part.__dict__.get("_diffusers_hook")
-            if registry is not None:
-                registry.reset_stateful_hooks(recurse=False)

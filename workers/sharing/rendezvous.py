@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from workers.patches import method_signature
+from workers.patches import method_signature, put
 from workers.sharing.call import BatchStats, Bell, Call, Forward, Member
 from workers.sharing.shared_forward import run_group
 
@@ -136,7 +136,7 @@ class Rendezvous:
         self._stats = StatsByKind()
         self._local = threading.local()
         for module in denoisers:
-            module.forward = self._replacement(module)
+            put(module, "forward", self._replacement(module), over=True)
 
     @contextmanager
     def member(

@@ -94,7 +94,8 @@ class RunningScale(float):
             return NotImplemented
         return function(*plain, **named) if alike else _by_rows(function, args, kwargs or {})
 
-    def _has_row_for_each(self, made: Any) -> bool:
+    def has_row_for_each(self, made: Any) -> bool:
+        """Tell whether a result of torch has a row for each sample."""
         # The first dimension alone would not tell: where a pipeline goes through the samples one
         # by one, it may be channels, and as many as there are samples.
         return (
@@ -130,7 +131,7 @@ def _by_rows(
 
     in_place = function.__name__.rstrip("_") != function.__name__ or "out" in named
     made = result(lambda scale: scale.first)
-    if in_place or not all(scale._has_row_for_each(made) for scale in scales):
+    if in_place or not all(scale.has_row_for_each(made) for scale in scales):
         for scale in scales:
             scale.divided = True
         return made

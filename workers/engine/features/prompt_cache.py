@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from workers.engine.run import Feature, Parts, Run
-from workers.patches import signature_of
+from workers.patches import put
 
 _PLAIN = (str, int, float, bool, type(None), torch.device, torch.dtype)
 
@@ -54,7 +54,7 @@ class PromptCache(Feature):
         if not hasattr(pipe, "encode_prompt"):
             return
         encode = pipe.encode_prompt
-        signature = signature_of(encode)
+        signature = inspect.signature(encode)
         if inspect.ismethod(encode):
             # Weakly: a pipeline that holds itself keeps the tensors of its run.
             encode = functools.partial(_encoded, weakref.ref(pipe), encode.__func__)
@@ -78,8 +78,7 @@ class PromptCache(Feature):
 
         untyped: Any = remembered
         untyped.__signature__ = signature
-        # Not by setattr, which would register it in the configuration.
-        pipe.__dict__["encode_prompt"] = remembered
+        put(pipe, "encode_prompt", remembered)
 
     def _find(self, key: Hashable) -> Any:
         with self._lock:

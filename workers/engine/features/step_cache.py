@@ -19,6 +19,7 @@ from workers.devices.weights import DTYPES
 from workers.engine.loader import refusing
 from workers.engine.run import Feature, Parts, Run
 from workers.engine.schedulers import calls_of
+from workers.patches import current_timestep, forget_state
 
 _CONFIGS = {
     "first_block_cache": "FirstBlockCacheConfig",
@@ -79,8 +80,7 @@ class StepCache(Feature):
             self._running = None
 
     def _reset(self) -> None:
-        for denoiser in self._denoisers:
-            denoiser._reset_stateful_cache()
+        forget_state(self._denoisers)
 
     def _check(self, pipe: Any) -> None:
         backend = self._backend
@@ -132,7 +132,7 @@ class StepCache(Feature):
         return arguments
 
     def _timestep(self) -> Any:
-        return self._running._current_timestep
+        return current_timestep(self._running)
 
 
 def _options(backend: str) -> set[str]:
