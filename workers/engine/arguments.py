@@ -157,7 +157,8 @@ def call_arguments(
 ) -> dict[str, Any]:
     """Return the arguments for a call of a pipeline of that class."""
     taken, family = arguments_of(pipeline_class), family_of(pipeline_class)
-    parameters = _really_guided(parameters, taken)
+    if "true_cfg_scale" in taken:
+        parameters = _really_guided(parameters, taken)
     arguments: dict[str, Any] = {
         "prompt": parameters.prompt,
         "num_inference_steps": parameters.num_inference_steps,
