@@ -131,7 +131,7 @@ def moving_mean(known_s: float | None, last_s: float) -> float:
     return last_s if known_s is None else 0.7 * known_s + 0.3 * last_s
 
 
-_SOONEST_S = 0.05  # between two reports of a run whose steps are faster than anyone looks
+_SHORTEST_PAUSE_S = 0.05  # between two reports of a run whose steps are faster than anyone looks
 
 
 _LATEST_S = 0.5  # a command in the record is seen this soon even if its message got lost
@@ -165,7 +165,7 @@ class Reporter:
         self._news.set()
 
     def _loop(self) -> None:
-        while not self._stopped.wait(_SOONEST_S):
+        while not self._stopped.wait(_SHORTEST_PAUSE_S):
             self._news.wait(_LATEST_S if self._runs else None)
             self._news.clear()
             for run in list(self._runs.values()):

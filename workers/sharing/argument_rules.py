@@ -1,7 +1,6 @@
 """Which arguments of diffusers' denoisers merge in which way, by name.
 
-A name that stands nowhere here is not merged, and neither is a call that has it. Does not know how
-it is done.
+A name that stands nowhere here is not merged, and neither is a call that has it.
 """
 
 # The sample being denoised says how many rows a call has: the first dimension of a tensor, or the

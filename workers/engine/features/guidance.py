@@ -246,9 +246,9 @@ class RunningGuidance:
 
     def steer(self, run: Run, slot: Slot, wanted: Mapping[str, float | None]) -> None:
         """Take changes of a request for the next step of `run`, or refuse them with a warning."""
-        for name, wish in wanted.items():
+        for name, asked in wanted.items():
             scale = self.scales.get(name)
-            value = self._defaults.get(name) if wish is None else wish
+            value = self._defaults.get(name) if asked is None else asked
             if value is None or self._refused.get((slot, name)) == value:
                 continue
             if scale is None:
