@@ -28,7 +28,7 @@ serve: $(VENV)/serve.stamp ## run everything: Redis, one worker for each replica
 	@exec $(RUN) -m scripts.serve $(MODEL) --stage-configs-path $(CONFIG) --port $(PORT)
 
 test: $(VENV)/dev.stamp ## all tests: a real Redis, real workers, the bundled model
-	@exec $(RUN) -m pytest -n $(AT_ONCE) --dist loadgroup --no-loadscope-reorder $(TESTS)
+	@exec $(RUN) -m pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder $(TESTS)
 
 lint: $(VENV)/dev.stamp ## ruff, mypy --strict and the import laws
 	@$(RUN) -m ruff check .

@@ -10,6 +10,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 from redis import Redis
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from configs.settings import Settings
 from routing.connection import connect
@@ -26,17 +28,22 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any speed")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what stays in one process where tests run side by side (`-n`).
+class ByFile(LoadScopeScheduling):
+    """Says what stays in one process where tests run side by side (`-n`).
 
     A file does, for its fixtures. So does all that starts whole services: each takes the machine's
     first cores for its replicas, and two at a time would wait for each other there.
     """
-    for item in items:
-        path = item.path.relative_to(Path(__file__).parent)
-        group = "services" if path.parts[0] in {"chaos", "e2e"} else str(path.with_suffix(""))
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "services" if path.startswith(("tests/chaos/", "tests/e2e/")) else path
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Run tests side by side by :class:`ByFile`."""
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

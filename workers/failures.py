@@ -53,7 +53,7 @@ def _devices_answer() -> bool:
 def run_failure(error: Exception, parameters: Parameters, device: str) -> GenerationError:
     """Return the error of the service for what a pipeline raised on a device of that type."""
     if is_device_lost(error, device):
-        return DeviceLost(f"the device answers no more: {short_cause(error)}")
+        return DeviceLost(f"the device no longer answers: {short_cause(error)}")
     if is_out_of_memory(error):
         size = f"{parameters.num_outputs_per_prompt} x {parameters.width}x{parameters.height}"
         if parameters.num_frames is not None:

@@ -6,7 +6,7 @@ buys and what would break it:
 
 Speed. CPU time that a picture of the bundled model costs more without (64 x 64 pixels, 20 steps, on
 and off by turns, medians of 60 to 80 pairs for 1 request and of 14 for 8 that share), on two shared
-CPU cores, 2026-11-30.
+CPU cores that other work kept busy (quartiles 3 points to either side), 2026-11-30.
 - `note_signatures`: attention processors say their signature at once; diffusers searches for it in
   each call of each layer. 5.6 % for 1, 1.4 % for 8. Breaks: nothing; it buys nothing if diffusers
   asks no more.

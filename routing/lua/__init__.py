@@ -18,6 +18,7 @@ from routing.keys import RECORD, REPLICA, TOTALS, Keys
 
 _FOLDER = Path(__file__).parent
 _BEFORE_ALL = ("record", "choice")
+_NAMES = sorted({path.stem for path in _FOLDER.glob("*.lua")} - set(_BEFORE_ALL))
 
 
 _KEY = re.compile(r"\bkey\.(\w+)")
@@ -57,20 +58,20 @@ class Scripts:
     """Calls scripts by name under one key prefix."""
 
     def __init__(self, redis: Redis, prefix: str) -> None:
-        self._redis = redis
         self._prefix = prefix
-        self._known: dict[str, Script] = {}
+        # All at once, so that a wrong name ends the start and no call waits for the linking.
+        self._known: dict[str, Script] = {
+            name: redis.register_script(source(name)) for name in _NAMES
+        }
 
     def call(self, name: str, *args: str | float, fields: Mapping[str, str] | None = None) -> Any:
         """Run the script `name` with `args`, then `fields` as name, value pairs.
 
         Raises:
-            KeyError: A field is not in the tables of `routing/keys.py`.
+            KeyError: There is no such script, or a field is not in the tables of `routing/keys.py`.
             redis.RedisError: Redis did not answer or refused the script.
         """
-        script = self._known.get(name)
-        if script is None:
-            script = self._known[name] = self._redis.register_script(source(name))
+        script = self._known[name]
         if fields and not fields.keys() <= FIELDS:
             raise KeyError(f"no field {', '.join(sorted(fields.keys() - FIELDS))}")
         pairs = [part for pair in (fields or {}).items() for part in pair]

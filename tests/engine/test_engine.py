@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 
 from configs.errors import GenerationFailed
 from configs.parameters import Parameters
@@ -151,7 +150,7 @@ def test_a_prompt_that_is_too_long_warns_with_the_number_of_tokens(
     made = engine.generate(parameters(prompt=prompt, negative_prompt="blue"), Recorder())
     # Forty words are forty tokens; the start and the end take two places more.
     assert made.warnings == (
-        f"prompt: the last {42 - limit} tokens were cut, for the model reads {limit} at most",
+        f"prompt: the last {42 - limit} tokens were cut, because the model reads at most {limit}",
     )
     assert engine.generate(parameters(prompt="red " * (limit - 2)), Recorder()).warnings == ()
 
@@ -160,26 +159,14 @@ def test_what_the_pipeline_does_not_take_is_left_out_with_a_warning(
     engine: Engine, parameters: MakeParameters
 ):
     made = engine.generate(parameters(true_cfg_scale=2.0), Recorder())
-    assert made.warnings == ("true_cfg_scale: StableDiffusionPipeline takes none; it was left out",)
+    assert made.warnings == (
+        "true_cfg_scale: StableDiffusionPipeline does not support it; it was ignored",
+    )
 
 
 def test_a_scheduler_that_does_not_fit_is_named(engine: Engine, parameters: MakeParameters):
     with pytest.raises(GenerationFailed, match="FlowMatchEulerDiscreteScheduler does not fit"):
         engine.generate(parameters(scheduler="FlowMatchEulerDiscreteScheduler"), Recorder())
-
-
-def test_no_run_asks_all_parts_for_the_device(
-    engine: Engine, parameters: MakeParameters, monkeypatch: pytest.MonkeyPatch
-):
-    """A pipeline asks each module of each part several times in a call."""
-    before = engine.generate(parameters(), Recorder())
-
-    def ask(_: object):
-        raise AssertionError("the device was asked for")
-
-    monkeypatch.setattr(DiffusionPipeline, "_execution_device", property(ask))
-    again = engine.generate(parameters(), Recorder())
-    assert again.images[0].tobytes() == before.images[0].tobytes()
 
 
 def test_warming_up_makes_the_default_size(engine: Engine):

@@ -67,7 +67,7 @@ class Loaded:
     def __init__(self, folder: Path) -> None:
         self.pipe = load_pipeline(plan(folder))
         self.decodes = count_decodes(self.pipe)
-        self.engine = Engine(self.pipe, inspect_abilities(self.pipe, {}))
+        self.engine = Engine(self.pipe, inspect_abilities(self.pipe, {}), max_num_seqs=4)
 
 
 @pytest.fixture(scope="module")

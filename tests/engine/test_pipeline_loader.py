@@ -72,8 +72,14 @@ def add_code(folder: Path):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda f: edit_index(f, _class_name="NewPipeline"), "may need another diffusers"),
-        (lambda f: edit_index(f, unet=["diffusers", "NewModel"]), "may need another diffusers"),
+        (
+            lambda f: edit_index(f, _class_name="NewPipeline"),
+            "may need another version of diffusers",
+        ),
+        (
+            lambda f: edit_index(f, unet=["diffusers", "NewModel"]),
+            "may need another version of diffusers",
+        ),
         (lambda f: edit_index(f, unet=["elsewhere", "NewModel"]), "only parts from diffusers"),
         (lambda f: edit_index(f, unet=[None, None]), "missing from model_index.json"),
         (add_code, "only pipelines of diffusers itself"),

@@ -155,7 +155,7 @@ def test_blocks_are_compiled(families: dict[str, Path], parameters: MakeParamete
         (
             "flux",
             {"attention_backend": "quick"},
-            "attention_backend: 'quick' is not one that diffusers has; give one of",
+            "attention_backend: 'quick' is not available in diffusers; use one of",
         ),
         (
             "flux",

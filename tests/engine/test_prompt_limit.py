@@ -44,7 +44,7 @@ def test_the_last_token_that_is_read_is_the_last_without_a_warning(name: str, tm
     fitting = word * (most - special - 1)
     assert cut_warnings([(tokenizer, limit)], "prompt", fitting + lasts[0]) == ()
     (warning,) = cut_warnings([(tokenizer, limit)], "prompt", fitting + word + lasts[0])
-    assert warning == f"prompt: the last 1 tokens were cut, for the model reads {most} at most"
+    assert warning == f"prompt: the last 1 tokens were cut, because the model reads at most {most}"
     with torch.inference_mode():
         assert is_read(pipe, fitting, *lasts)
         # The end of a text takes a place of its own in those that mark it.

@@ -159,7 +159,7 @@ def test_a_task_without_its_image_fails_and_says_so(
     engine: Engine, edited: Any, circle: Image.Image, task: str, missing: str
 ):
     images = (circle,) if task == INPAINT else ()
-    with pytest.raises(GenerationFailed, match=f"^{missing}: {task} needs one"):
+    with pytest.raises(GenerationFailed, match=f"^{missing}: {task} needs an? (image|mask)"):
         engine.generate(edited(task), Recorder(), Inputs(images))
 
 

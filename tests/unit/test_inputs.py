@@ -89,7 +89,10 @@ def test_small_images_are_enlarged_in_proportion_and_others_left_alone():
 
 @pytest.mark.parametrize(
     ("files", "reason"),
-    [({}, "gone from the output store"), ({"id/input-0.png": b"no picture"}, "cannot be read")],
+    [
+        ({}, "the output store no longer has it"),
+        ({"id/input-0.png": b"no picture"}, "cannot be read"),
+    ],
 )
 def test_an_image_that_cannot_be_read_is_named(files: dict[str, bytes], reason: str):
     asked = Parameters("x", 1, 64, 64, 4, image=("id/input-0.png",))

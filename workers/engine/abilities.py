@@ -52,12 +52,12 @@ def inspect_frames(pipe: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     if defaults.get("num_frames") and frames % step != 1 % step:
         raise ModelLoadFailed(
             f"default_sampling_params.num_frames: {frames} is not 1 and a multiple of {step} more,"
-            f" as {type(pipe).__name__} needs it"
+            f" which {type(pipe).__name__} needs"
         )
     if most and frames > most:
         raise ModelLoadFailed(
             f"default_sampling_params.num_frames: {frames} is more than the {most} frames that"
-            f" {type(pipe).__name__} makes with these weights"
+            f" {type(pipe).__name__} can make with these weights"
         )
     return {
         "max_frames": most,
@@ -103,7 +103,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         if defaults.get(name) and defaults[name] % multiple:
             raise ModelLoadFailed(
                 f"default_sampling_params.{name}: {defaults[name]} is not a multiple of {multiple},"
-                f" as {type(pipe).__name__} needs it"
+                f" which {type(pipe).__name__} needs"
             )
     supported: dict[str, Any] = {
         **{PARAMETERS[name].ability: name in taken for name in ARGUMENTS},

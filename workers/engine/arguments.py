@@ -84,7 +84,7 @@ def _decoded(name: str, read: Callable[[str], bytes], mode: str) -> Image.Image:
             upright: Any = ImageOps.exif_transpose(file)
             return _as_mask(upright) if mode == "L" else _on_white(upright)
     except FileNotFoundError:
-        fault = "it is gone from the output store"
+        fault = "the output store no longer has it"
     except Exception as error:  # noqa: BLE001 - any decoder and any file system may fail here
         fault = f"{type(error).__name__}: {error}"
     raise InputUnavailable(f"the input image {name} cannot be read: {fault}")
@@ -157,7 +157,8 @@ def call_arguments(
 ) -> dict[str, Any]:
     """Return the arguments for a call of a pipeline of that class."""
     taken, family = arguments_of(pipeline_class), family_of(pipeline_class)
-    parameters = _really_guided(parameters, taken)
+    if "true_cfg_scale" in taken:
+        parameters = _really_guided(parameters, taken)
     arguments: dict[str, Any] = {
         "prompt": parameters.prompt,
         "num_inference_steps": parameters.num_inference_steps,

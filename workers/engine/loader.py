@@ -197,8 +197,8 @@ def _set_attention(pipe: Any, backend: str) -> None:
     if backend not in known:
         names = ", ".join(sorted(known))
         raise ModelLoadFailed(
-            f"engine_args.attention_backend: {backend!r} is not one that diffusers has; "
-            f"give one of {names}"
+            f"engine_args.attention_backend: {backend!r} is not available in diffusers; "
+            f"use one of {names}"
         )
     fix = "install what it needs, or give another such as native"
     for denoiser in _denoisers(pipe):
@@ -213,7 +213,7 @@ def _set_attention(pipe: Any, backend: str) -> None:
 _OWN_CODE = "only pipelines of diffusers itself are served; save the model as one"
 
 
-_OTHER_VERSION = "the class may need another diffusers than {diffusers}"
+_OTHER_VERSION = "the class may need another version of diffusers than {diffusers}"
 
 
 _DAMAGED = "it is damaged; download or copy the model again"

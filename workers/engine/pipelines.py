@@ -88,7 +88,7 @@ def cut_warnings(limits: list[tuple[Any, int]], name: str, text: str | None) -> 
     cut, limit = min((_count(tokenizer, text) - limit, limit) for tokenizer, limit in limits)
     if cut <= 0:
         return ()
-    return (f"{name}: the last {cut} tokens were cut, for the model reads {limit} at most",)
+    return (f"{name}: the last {cut} tokens were cut, because the model reads at most {limit}",)
 
 
 def _count(tokenizer: Any, text: str) -> int:
@@ -271,18 +271,20 @@ class PipelineCopies:
         """
         task = parameters.task
         if task not in self._pipes:
-            raise GenerationFailed(f"task: {task} is none of {', '.join(self._pipes)}")
+            raise GenerationFailed(
+                f"task: {task} is not available for this model; use {', '.join(self._pipes)}"
+            )
         if task in FROM_IMAGE_TASKS and not inputs.images:
-            raise GenerationFailed(f"image: {task} needs one")
+            raise GenerationFailed(f"image: {task} needs an image")
         if task == INPAINT and inputs.mask is None:
-            raise GenerationFailed(f"mask_image: {task} needs one")
+            raise GenerationFailed(f"mask_image: {task} needs a mask")
         return self._copy_with_scheduler(task, parameters.scheduler)
 
     def prompt_warnings(self, parameters: Parameters) -> list[str]:
         """Return sentences on what the pipeline leaves out or cuts; uses the tokenizers."""
         kind = self.classes[parameters.task]
         warnings = [
-            f"{name}: {kind.__name__} takes none; it was left out"
+            f"{name}: {kind.__name__} does not support it; it was ignored"
             for name in left_out(parameters, kind)
         ]
         for name in ("prompt", "negative_prompt"):
@@ -295,7 +297,7 @@ class PipelineCopies:
         name = name or type(own).__name__
         if name not in (type(own).__name__, *fitting):
             raise GenerationFailed(
-                f"scheduler: {name} does not fit {task} of the model; {', '.join(fitting)} do"
+                f"scheduler: {name} does not fit {task} of this model; use {', '.join(fitting)}"
             )
         scheduler = made_scheduler(own, name)
         pipe = copy.copy(self._pipes[task])
