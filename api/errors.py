@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flask import Flask, Response, current_app, g, jsonify, request
-from marshmallow import Schema, fields
+from marshmallow import missing
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from werkzeug.exceptions import HTTPException
 
-from api.http.fields import text
+from api.http.fields import AnswerSchema, always, nested, text
 from configs.errors import (
     FieldError,
     GenerationError,
@@ -30,30 +30,6 @@ from configs.errors import (
 _logger = logging.getLogger(__name__)
 
 
-class FieldErrorSchema(Schema):
-    """One wrong field."""
-
-    param = text("Path of the field.")
-    message = text("What is wrong, and how to fix it.")
-    code = text("Stable word for programs.")
-
-
-class ErrorSchema(Schema):
-    """What went wrong."""
-
-    message = text("For people.")
-    type = text("`invalid_request_error`, `rate_limit_error` or `server_error`.")
-    param = text("The field or header that is wrong.", allow_none=True)
-    code = text("Stable word for programs.")
-    details = fields.List(fields.Nested(FieldErrorSchema))
-
-
-class ErrorAnswerSchema(Schema):
-    """The one shape of all errors."""
-
-    error = fields.Nested(ErrorSchema)
-
-
 _STORE_RETRY_S: Final = 2.0
 _FIRST_ERROR: Final = 400
 _WRONG_METHOD: Final = 405
@@ -62,42 +38,101 @@ _SERVER: Final = 500
 _RETRIED: Final = frozenset({409, 429})
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """What a client is told of an error: the parts of the body, the status and the headers."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    details: tuple[FieldError, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """The word of OpenAI's API for errors of this status."""
+        if self.status >= _SERVER:
+            return "server_error"
+        return "rate_limit_error" if self.status == _TOO_MANY else "invalid_request_error"
+
+
+class FieldErrorSchema(AnswerSchema):
+    """One wrong field."""
+
+    param = text("Path of the field.")
+    message = text("What is wrong, and how to fix it.")
+    code = text("Stable word for programs.")
+
+
+class ErrorSchema(AnswerSchema):
+    """What went wrong."""
+
+    message = text("For people.")
+    type = text("`invalid_request_error`, `rate_limit_error` or `server_error`.")
+    param = text("The field or header that is wrong.", allow_none=True)
+    code = text("Stable word for programs.")
+    details = nested(FieldErrorSchema, lambda told: told.details or missing, many=True)
+
+
+class ErrorAnswerSchema(AnswerSchema):
+    """The one shape of all errors."""
+
+    error = nested(ErrorSchema, lambda told: told)
+
+
+class ErrorEventSchema(AnswerSchema):
+    """An error as the last event of a stream."""
+
+    type = always("error")
+    error = nested(ErrorSchema, lambda told: told)
+
+
+_ANSWER: Final = ErrorAnswerSchema()
+_EVENT: Final = ErrorEventSchema()
+
+
 def register_error_handlers(app: Flask) -> None:
     """Answer every exception of the application's calls in the one shape."""
-    app.register_error_handler(ServingError, _serving_error)
-    app.register_error_handler(RedisError, _redis_error)
     app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(Exception, _unforeseen)
+    app.register_error_handler(Exception, lambda error: _response(_told(error)))
 
 
-def error_object(error: Exception) -> dict[str, Any]:
-    """Return what an answer that has begun already says of an error: what else had been its body.
+def error_event(error: Exception) -> dict[str, Any]:
+    """Return what the stream of an answer that has begun already says of an error.
 
     It is called while the call is at hand, and logs what an answer would have logged.
     """
+    event: dict[str, Any] = _EVENT.dump(_told(error))
+    return event
+
+
+def _told(error: Exception) -> ErrorAnswer:
     if isinstance(error, RedisError):
-        response = _redis_error(error)
-    elif isinstance(error, ServingError):
-        response = _serving_error(error)
-    else:
-        response = _unforeseen(error)
-    found: dict[str, Any] = response.get_json()["error"]
-    return found
+        return _redis_error(error)
+    return _serving_error(error) if isinstance(error, ServingError) else _unforeseen(error)
 
 
-def _serving_error(error: ServingError) -> Response:
-    if error.status == _SERVER and not isinstance(error, GenerationError):
-        return _unforeseen(error)
-    response = _answer(error.status, error.code, error.message, error.param, error.details)
-    if error.status >= _SERVER or error.status in _RETRIED:
-        # Clients of OpenAI's API repeat such calls by themselves, unless they are told not to.
-        response.headers["X-Should-Retry"] = "true" if error.retryable else "false"
-    if error.retry_after is not None:
-        response.headers["Retry-After"] = str(math.ceil(error.retry_after))
+def _response(told: ErrorAnswer) -> Response:
+    response = jsonify(_ANSWER.dump(told))
+    response.status_code = told.status
+    response.headers.update(told.headers)
     return response
 
 
-def _redis_error(error: RedisError) -> Response:
+def _serving_error(error: ServingError) -> ErrorAnswer:
+    if error.status == _SERVER and not isinstance(error, GenerationError):
+        return _unforeseen(error)
+    headers = {}
+    if error.status >= _SERVER or error.status in _RETRIED:
+        # Clients of OpenAI's API repeat such calls by themselves, unless they are told not to.
+        headers["X-Should-Retry"] = "true" if error.retryable else "false"
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after))
+    return ErrorAnswer(error.status, error.code, error.message, error.param, error.details, headers)
+
+
+def _redis_error(error: RedisError) -> ErrorAnswer:
     if isinstance(error, RedisConnectionError | RedisTimeoutError):
         _logger.warning("%s: Redis does not answer: %s", g.call_id, error)
     else:
@@ -117,16 +152,17 @@ def _http_error(error: HTTPException) -> Response | HTTPException:
     if status is None or status < _FIRST_ERROR:
         return error
     if status >= _SERVER:
-        return _unforeseen(error)
-    response = _serving_error(_translated(error)) if _is_ours(status) else _by_name(error, status)
+        return _response(_unforeseen(error))
+    told = _serving_error(_translated(error)) if _is_ours(status) else _by_name(error, status)
+    response = _response(told)
     if allow := dict(error.get_headers()).get("Allow"):
         response.headers["Allow"] = allow
     return response
 
 
-def _unforeseen(error: Exception) -> Response:
+def _unforeseen(error: Exception) -> ErrorAnswer:
     _logger.error("%s: %s %s failed", g.call_id, request.method, request.path, exc_info=error)
-    return _answer(
+    return ErrorAnswer(
         _SERVER,
         ServingError.code,
         f"Something went wrong here, not with your request. The log has it under {g.call_id}.",
@@ -163,34 +199,8 @@ def _query_errors(error: HTTPException) -> list[FieldError]:
     ]
 
 
-def _by_name(error: HTTPException, status: int) -> Response:
+def _by_name(error: HTTPException, status: int) -> ErrorAnswer:
     message = error.description or error.name
     if status == _WRONG_METHOD:
         message = f"{request.method} is not a method of {request.path}."
-    return _answer(status, error.name.lower().replace(" ", "_"), message)
-
-
-def _answer(
-    status: int,
-    code: str,
-    message: str,
-    param: str | None = None,
-    details: tuple[FieldError, ...] = (),
-) -> Response:
-    body: dict[str, Any] = {
-        "message": message,
-        "type": _type(status),
-        "param": param,
-        "code": code,
-    }
-    if details:
-        body["details"] = [asdict(detail) for detail in details]
-    response = jsonify({"error": body})
-    response.status_code = status
-    return response
-
-
-def _type(status: int) -> str:
-    if status >= _SERVER:
-        return "server_error"
-    return "rate_limit_error" if status == _TOO_MANY else "invalid_request_error"
+    return ErrorAnswer(status, error.name.lower().replace(" ", "_"), message)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from flask import g
 from flask_smorest import Blueprint
-from marshmallow import Schema, fields
+from marshmallow import Schema
 
-from api.http.fields import text, whole
+from api.http.fields import AnswerSchema, always, nested, text, whole
 from api.service import Service
 from configs.errors import FieldError, NoReadyReplica
 from configs.stage_config import StageConfig
@@ -24,7 +25,23 @@ class HealthSchema(Schema):
     status = text("Always `ok`.")
 
 
-class StageReadinessSchema(Schema):
+@dataclass(frozen=True, slots=True)
+class StageReadiness:
+    """A stage and how many of its replicas are ready."""
+
+    stage: int
+    model: str
+    ready_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """All stages, each of which can serve."""
+
+    stages: list[StageReadiness]
+
+
+class StageReadinessSchema(AnswerSchema):
     """A stage that can serve."""
 
     stage = whole("Its number.")
@@ -32,11 +49,11 @@ class StageReadinessSchema(Schema):
     ready_replicas = whole("At least 1.")
 
 
-class ReadinessSchema(Schema):
+class ReadinessSchema(AnswerSchema):
     """Every stage can serve."""
 
-    status = text("Always `ready`.")
-    stages = fields.List(fields.Nested(StageReadinessSchema))
+    status = always("ready")
+    stages = nested(StageReadinessSchema, many=True)
 
 
 blueprint = Blueprint("health", __name__, description="For whoever supervises the service.")
@@ -51,7 +68,7 @@ def health() -> dict[str, str]:
 
 @blueprint.route("/ready", methods=["GET"])
 @blueprint.response(200, ReadinessSchema)
-def ready() -> dict[str, Any]:
+def ready() -> Readiness:
     """Say whether Redis answers and every stage has a ready replica; 503 names what is missing."""
     service: Service = g.service
     replicas = service.registry.all()
@@ -67,13 +84,12 @@ def ready() -> dict[str, Any]:
             details=missing,
             retry_after=_RETRY_S,
         )
-    return {
-        "status": "ready",
-        "stages": [
-            {"stage": stage.stage_id, "model": stage.model_name, "ready_replicas": len(_ready(own))}
+    return Readiness(
+        [
+            StageReadiness(stage.stage_id, stage.model_name, len(_ready(own)))
             for stage, own in standing
-        ],
-    }
+        ]
+    )
 
 
 def _of_stage(stage: StageConfig, replicas: Sequence[Replica]) -> list[Replica]:

@@ -12,10 +12,10 @@ from marshmallow import Schema, fields
 from api.http.fields import (
     AnswerSchema,
     ListSchema,
+    Page,
     SecondsField,
     always,
     described,
-    list_object,
     nested,
     number,
     one_of,
@@ -91,10 +91,10 @@ blueprint = Blueprint("replicas", __name__, description="The processes that do t
 
 @blueprint.route("/v1/replicas", methods=["GET"])
 @blueprint.response(200, ReplicaListSchema)
-def replicas() -> dict[str, Any]:
+def replicas() -> Page:
     """List the replicas seen within the last hour, by number."""
     service: Service = g.service
-    return list_object(service.registry.all())
+    return Page(service.registry.all())
 
 
 @blueprint.route("/v1/replicas/<name>", methods=["GET"])

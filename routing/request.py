@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from configs.parameters import Parameters
 from routing.keys import RECORD, read_hash
@@ -93,7 +93,7 @@ class Outcome:
         return fields
 
 
-WEBHOOK_EVENTS = ("started", "progress", "ended")
+WEBHOOK_EVENTS: Final = ("started", "progress", "ended")
 
 
 class Priority(StrEnum):
@@ -102,6 +102,9 @@ class Priority(StrEnum):
     HIGH = "high"
     NORMAL = "normal"
     LOW = "low"
+
+
+DEFAULT_PRIORITY: Final = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +231,7 @@ class Submission:
     stage: int
     model: str
     parameters: Parameters
-    priority: Priority = Priority.NORMAL
+    priority: Priority = DEFAULT_PRIORITY
     expires_in: float | None = None
     timeout: float | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from marshmallow import Schema, ValidationError, fields, validate
@@ -96,16 +97,19 @@ class AnswerSchema(Schema):
         return attr(obj) if callable(attr) else getattr(obj, attr)
 
 
-class ListSchema(Schema):
-    """The one shape of all lists."""
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A list, or a part of one, and whether more comes after it."""
 
-    object = text("Always `list`.")
-    has_more = fields.Boolean(metadata={"description": "Whether there is a next page."})
+    data: Sequence[Any]
+    has_more: bool = False
 
 
-def list_object(data: list[Any], *, has_more: bool = False) -> dict[str, Any]:
-    """Return a list as :class:`ListSchema` and its kin dump it."""
-    return {"object": "list", "data": data, "has_more": has_more}
+class ListSchema(AnswerSchema):
+    """The one shape of all lists; dumped from a page."""
+
+    object = always("list")
+    has_more = flag("Whether there is a next page.")
 
 
 def page_size(least: int) -> fields.Integer:

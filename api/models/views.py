@@ -14,9 +14,9 @@ from marshmallow import Schema, fields
 from api.http.fields import (
     AnswerSchema,
     ListSchema,
+    Page,
     always,
     described,
-    list_object,
     nested,
     text,
     texts,
@@ -189,11 +189,11 @@ blueprint = Blueprint("models", __name__, description="What can be asked for.")
 
 @blueprint.route("/v1/models", methods=["GET"])
 @blueprint.response(200, ModelListSchema)
-def models() -> dict[str, Any]:
+def models() -> Page:
     """List the models that some replica has loaded."""
     service: Service = g.service
     replicas = service.registry.all()
-    return list_object(
+    return Page(
         [
             ShownModel(
                 model,

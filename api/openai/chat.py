@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 from flask import g
 from flask_smorest import Blueprint
-from marshmallow import ValidationError, fields
+from marshmallow import ValidationError, fields, missing
 
 from api.http.body import JSON, body_content
 from api.http.call import idempotency_key
-from api.http.fields import WrongPicture, decode_data_url, described
+from api.http.fields import (
+    AnswerSchema,
+    WrongPicture,
+    always,
+    decode_data_url,
+    described,
+    nested,
+    text,
+    texts,
+    whole,
+)
 from api.models.catalog import ServedModel
 from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
 from api.openai.images import KEY_OF_HELD_CALL, data_url_of
-from api.openai.objects import ChatAnswerSchema, Measurements
+from api.openai.objects import Answered, Measurements, MetricsSchema, durations, itself, memory
 from api.openai.sync import awaited
 from api.service import Service
 from configs.errors import FieldError
@@ -83,9 +94,6 @@ def _decoded(url: str) -> bytes:
         raise ValidationError(f"has an image that {wrong}") from None
 
 
-blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
-
-
 class ChatSchema(OpenAISchema):
     """The body of `POST /v1/chat/completions`; all fields of a native request may stand beside."""
 
@@ -138,10 +146,94 @@ class ChatSchema(OpenAISchema):
 _CHAT: Final = ChatSchema()
 
 
+@dataclass(frozen=True, slots=True)
+class ShownPart:
+    """One output of a chat: `type` is `image_url` or `video_url`, `url` a data URL."""
+
+    type: str
+    url: str
+    seed: int
+    measured: Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class ShownChat(Answered):
+    """A request that was a chat, and its outputs."""
+
+    parts: Sequence[ShownPart]
+
+
+def _words(chat: ShownChat) -> int:
+    return len(chat.request.parameters.prompt.split())
+
+
+class UrlSchema(AnswerSchema):
+    """An address."""
+
+    url = text("The file as a data URL.")
+
+
+def _address(kind: str) -> fields.Field[Any]:
+    return nested(UrlSchema, lambda part: part if part.type == kind else missing)
+
+
+class PartSchema(AnswerSchema):
+    """One output as a part of a message: `image_url` or `video_url`, by its type."""
+
+    type = text("`image_url` or `video_url`.")
+    image_url = _address("image_url")
+    video_url = _address("video_url")
+    seed = whole("Makes this output again, alone.")
+    stage_durations = durations()
+    peak_memory_mb = memory()
+
+
+class MessageSchema(AnswerSchema):
+    """The answer of the model."""
+
+    role = always("assistant")
+    content = nested(PartSchema, attrgetter("parts"), many=True)
+
+
+class ChoiceSchema(AnswerSchema):
+    """The only choice."""
+
+    index = whole("Always 0.", lambda _: 0)
+    message = nested(MessageSchema, itself)
+    finish_reason = always("stop")
+
+
+class ChatUsageSchema(AnswerSchema):
+    """Words of the prompt stand for tokens, which are not counted here."""
+
+    prompt_tokens = whole("Words of the prompt.", _words)
+    completion_tokens = whole("Outputs.", lambda chat: len(chat.parts))
+    total_tokens = whole("Both together.", lambda chat: _words(chat) + len(chat.parts))
+    peak_memory_mb = memory()
+
+
+class ChatAnswerSchema(AnswerSchema):
+    """An answer whose content are pictures or videos."""
+
+    id = text("Id of the native request.", attrgetter("request.id"))
+    object = always("chat.completion")
+    created = whole("When it was done, seconds since the epoch.")
+    model = text("Which model.", attrgetter("request.model"))
+    choices = nested(ChoiceSchema, lambda chat: [chat], many=True)
+    usage = nested(ChatUsageSchema, itself)
+    metrics = nested(MetricsSchema, attrgetter("measured"))
+    stage_durations = durations()
+    peak_memory_mb = memory()
+    warnings = texts("What was ignored, one sentence each.")
+
+
+blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
+
+
 @blueprint.route("/v1/chat/completions", methods=["POST"])
 @blueprint.doc(requestBody=body_content(ChatSchema, JSON), parameters=[KEY_OF_HELD_CALL])
 @blueprint.response(200, ChatAnswerSchema)
-def completions() -> dict[str, Any]:
+def completions() -> ShownChat:
     """Make what the user asks for and wait; a client that closes the connection cancels."""
     service: Service = g.service
     key = idempotency_key()
@@ -151,44 +243,11 @@ def completions() -> dict[str, Any]:
     return _answer(service, request, _CHAT.ignored(waiting.given))
 
 
-def _answer(service: Service, request: Request, ignored: list[str]) -> dict[str, Any]:
+def _answer(service: Service, request: Request, ignored: list[str]) -> ShownChat:
     measured = Measurements.of(request, service.registry)
-    words = len(request.parameters.prompt.split())
-    made = len(request.outputs)
-    return {
-        "id": request.id,
-        "object": "chat.completion",
-        "created": int(request.finished_at or request.created_at),
-        "model": request.model,
-        "choices": [
-            {
-                "index": 0,
-                "message": {
-                    "role": "assistant",
-                    "content": [_part(service, request, index, measured) for index in range(made)],
-                },
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {
-            "prompt_tokens": words,
-            "completion_tokens": made,
-            "total_tokens": words + made,
-            "peak_memory_mb": measured.peak_memory_mb,
-        },
-        "metrics": measured.to_json(),
-        "stage_durations": measured.stage_durations,
-        "peak_memory_mb": measured.peak_memory_mb,
-        "warnings": [*request.warnings, *ignored],
-    }
-
-
-def _part(service: Service, request: Request, index: int, measured: Measurements) -> dict[str, Any]:
     kind = "video_url" if request.parameters.makes_video else "image_url"
-    return {
-        "type": kind,
-        kind: {"url": data_url_of(service, request, index)},
-        "seed": request.outputs[index].seed,
-        "stage_durations": measured.stage_durations,
-        "peak_memory_mb": measured.peak_memory_mb,
-    }
+    parts = [
+        ShownPart(kind, data_url_of(service, request, index), output.seed, measured)
+        for index, output in enumerate(request.outputs)
+    ]
+    return ShownChat(request, measured, ignored, parts)

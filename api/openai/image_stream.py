@@ -6,12 +6,20 @@ The names are those of OpenAI's API.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from api.errors import error_object
+from api.errors import error_event
 from api.http.sse import KEEP_ALIVE, KEEP_ALIVE_S, event_text
+from api.openai.objects import (
+    COMPLETED,
+    IN_EACH_EVENT,
+    PARTIAL,
+    CompletedImage,
+    PartialImage,
+    ShownImages,
+    size_of,
+)
 from api.openai.sync import AwaitedRequest, ClientGone
 from routing.request import Request
 
@@ -44,8 +52,8 @@ class ImageStream:
         waiting: AwaitedRequest,
         kind: str,
         partial_images: int,
-        described: Mapping[str, Any],
-        completed: Callable[[Request], Sequence[Mapping[str, Any]]],
+        quality: str,
+        completed: Callable[[Request], ShownImages],
     ) -> None:
         """Tell of a request.
 
@@ -53,13 +61,13 @@ class ImageStream:
             waiting: The request.
             kind: What the names of the events begin with.
             partial_images: How many previews are sent at most.
-            described: Fields that all events have, as the client asked for them.
-            completed: Makes the events of the pictures once they are there, one for each.
+            quality: What all events say of it.
+            completed: Makes the answer once the pictures are there.
         """
         self._waiting = waiting
         self._kind = kind
         self._spread = Spread(partial_images)
-        self._described = described
+        self._quality = quality
         self._completed = completed
         self._steps = 0
         self._sent = 0
@@ -71,12 +79,18 @@ class ImageStream:
         try:
             yield from self._partial()
             request = self._waiting.until_success()
-            for event in self._completed(request):
-                yield self._event("completed", event)
+            yield from self._finished(self._completed(request))
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - logged there; a stream that breaks off says nothing
-            yield event_text("error", {"type": "error", "error": error_object(error)})
+            yield event_text("error", error_event(error))
+
+    def _finished(self, answer: ShownImages) -> Iterator[str]:
+        alike = IN_EACH_EVENT.dump(answer)
+        name = f"{self._kind}.completed"
+        for index, image in enumerate(answer.data):
+            event = CompletedImage(name, self._quality, index, image, answer.created)
+            yield event_text(name, {**COMPLETED.dump(event), **alike})
 
     def _partial(self) -> Iterator[str]:
         written_at = time.monotonic()
@@ -99,15 +113,16 @@ class ImageStream:
         picture = waiting.service.records.preview(waiting.request.id)
         if picture is None:
             return None
-        event = {
-            "partial_image_index": self._sent,
-            "b64_json": picture,
-            "created_at": int(time.time()),
-            "size": size_of(waiting.request),
-            "output_format": "jpeg",
-        }
+        event = PartialImage(
+            f"{self._kind}.partial_image",
+            self._quality,
+            self._sent,
+            picture,
+            int(time.time()),
+            size_of(waiting.request),
+        )
         self._sent += 1
-        return self._event("partial_image", event)
+        return event_text(event.type, PARTIAL.dump(event))
 
     def _shown_step(self) -> int | None:
         """The step of the newest preview that was told of since the last look."""
@@ -124,12 +139,3 @@ class ImageStream:
             elif change.event == "preview":
                 shown = int(change.data["step"])
         return shown
-
-    def _event(self, what: str, fields: Mapping[str, Any]) -> str:
-        name = f"{self._kind}.{what}"
-        return event_text(name, {"type": name, **self._described, **fields})
-
-
-def size_of(request: Request) -> str:
-    """Return width x height in pixels of what a request makes."""
-    return f"{request.parameters.width}x{request.parameters.height}"

@@ -17,8 +17,8 @@ from api.http.fields import ImageField, ImagesField, described
 from api.http.sse import EVENT_CONTENT, event_response
 from api.models.catalog import ServedModel
 from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
-from api.openai.image_stream import ImageStream, size_of
-from api.openai.objects import ImagesAnswerSchema, Measurements
+from api.openai.image_stream import ImageStream
+from api.openai.objects import ImagesAnswerSchema, Measurements, ShownImage, ShownImages
 from api.openai.sync import AwaitedRequest, awaited
 from api.requests.answers import request_url
 from api.requests.checks import shown
@@ -156,18 +156,6 @@ def absolute_url(request: Request, index: int) -> str:
 
 KEY_OF_HELD_CALL: Final = key_parameter(", which a client that goes does not cancel")
 _QUALITIES: Final = frozenset({"low", "medium", "high", "xhigh", "max"})
-# What an event of a finished picture has of the answer that is no stream.
-_OF_ANSWER: Final = (
-    "id",
-    "model",
-    "output_format",
-    "size",
-    "usage",
-    "metrics",
-    "stage_durations",
-    "peak_memory_mb",
-    "warnings",
-)
 
 
 _STREAM: Final = {
@@ -189,7 +177,7 @@ blueprint = Blueprint("images", __name__, description="Pictures by OpenAI's call
     responses=_STREAM,
 )
 @blueprint.response(200, ImagesAnswerSchema)
-def generations() -> dict[str, Any] | Response:
+def generations() -> ShownImages | Response:
     """Make pictures and wait for them; a client that closes the connection cancels."""
     return _answered(_GENERATIONS)
 
@@ -199,12 +187,12 @@ def generations() -> dict[str, Any] | Response:
     requestBody=body_content(EditsSchema), parameters=[KEY_OF_HELD_CALL], responses=_STREAM
 )
 @blueprint.response(200, ImagesAnswerSchema)
-def edits() -> dict[str, Any] | Response:
+def edits() -> ShownImages | Response:
     """Edit a picture, or the part of it under a mask, and wait for it."""
     return _answered(_EDITS)
 
 
-def _answered(schema: GenerationsSchema) -> dict[str, Any] | Response:
+def _answered(schema: GenerationsSchema) -> ShownImages | Response:
     service: Service = g.service
     key = idempotency_key()
     body = read_openai_body(schema, service.catalog)
@@ -224,57 +212,27 @@ def _answered(schema: GenerationsSchema) -> dict[str, Any] | Response:
 def _stream(waiting: AwaitedRequest, kind: str, ignored: list[str]) -> ImageStream:
     given = waiting.given
     quality = given.get("quality")
-    known = isinstance(quality, str) and quality in _QUALITIES
-    described_alike = {"quality": quality if known else "auto", "background": "opaque"}
-
-    def completed(request: Request) -> list[dict[str, Any]]:
-        answer = _answer(waiting.service, request, given, ignored)
-        alike = {name: answer[name] for name in _OF_ANSWER}
-        return [
-            {
-                "output_index": index,
-                "b64_json": picture["b64_json"],
-                "seed": picture["seed"],
-                "created_at": answer["created"],
-                **alike,
-            }
-            for index, picture in enumerate(answer["data"])
-        ]
-
-    return ImageStream(waiting, kind, given.get("partial_images", 0), described_alike, completed)
+    if not isinstance(quality, str) or quality not in _QUALITIES:
+        quality = "auto"
+    return ImageStream(
+        waiting,
+        kind,
+        given.get("partial_images", 0),
+        quality,
+        lambda request: _answer(waiting.service, request, given, ignored),
+    )
 
 
 def _answer(
     service: Service, request: Request, given: Mapping[str, Any], ignored: list[str]
-) -> dict[str, Any]:
-    parameters = request.parameters
-    measured = Measurements.of(request, service.registry)
+) -> ShownImages:
     as_url = given.get("response_format") == URL
-    return {
-        "id": request.id,
-        "created": int(request.finished_at or request.created_at),
-        "model": request.model,
-        "data": [
-            {
-                "b64_json": None if as_url else base64_of(service, request, index),
-                "url": absolute_url(request, index) if as_url else None,
-                "revised_prompt": None,
-                "seed": output.seed,
-            }
-            for index, output in enumerate(request.outputs)
-        ],
-        "output_format": parameters.output_format,
-        "size": size_of(request),
-        "usage": {
-            # Tokens are not what is counted here.
-            "input_tokens": 0,
-            "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
-            "output_tokens": 0,
-            "total_tokens": 0,
-            "peak_memory_mb": measured.peak_memory_mb,
-        },
-        "metrics": measured.to_json(),
-        "stage_durations": measured.stage_durations,
-        "peak_memory_mb": measured.peak_memory_mb,
-        "warnings": [*request.warnings, *ignored],
-    }
+    data = [
+        ShownImage(
+            output.seed,
+            None if as_url else base64_of(service, request, index),
+            absolute_url(request, index) if as_url else None,
+        )
+        for index, output in enumerate(request.outputs)
+    ]
+    return ShownImages(request, Measurements.of(request, service.registry), ignored, data)

@@ -1,19 +1,34 @@
-"""What OpenAI's calls answer: schemas, and what a request cost."""
+"""What answers of OpenAI's calls share, above all what a request cost; and pictures as answers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final, Self
 
-from marshmallow import Schema, fields
+from marshmallow import fields
 from redis.exceptions import RedisError
 
-from api.http.fields import number, text, texts, whole
+from api.http.fields import (
+    AnswerSchema,
+    always,
+    nested,
+    number,
+    text,
+    texts,
+    whole,
+)
 from routing.replica import Registry
 from routing.request import Request
 
 _DIGITS: Final = 6
 _MIB: Final = 1024 * 1024
+
+
+def size_of(request: Request) -> str:
+    """Return width x height in pixels of what a request makes."""
+    return f"{request.parameters.width}x{request.parameters.height}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +65,6 @@ class Measurements:
         total_s = 0.0 if ended is None else round(max(0.0, ended - request.created_at), _DIGITS)
         return cls(durations, total_s, _memory_mb(request, registry))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return them as `metrics` shows them."""
-        return {
-            "stage_durations": self.stage_durations,
-            "total_s": self.total_s,
-            "peak_memory_mb": self.peak_memory_mb,
-        }
-
 
 def _memory_mb(request: Request, registry: Registry) -> float:
     try:
@@ -71,173 +78,184 @@ def _memory_mb(request: Request, registry: Registry) -> float:
     return round(held / _MIB, 3)
 
 
-def _durations() -> fields.Dict:
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request, what it cost, and a sentence for each field that had no meaning."""
+
+    request: Request
+    measured: Measurements
+    ignored: Sequence[str]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the client is to know, one sentence each."""
+        return [*self.request.warnings, *self.ignored]
+
+    @property
+    def created(self) -> int:
+        """When it was done, seconds since the epoch."""
+        return int(self.request.finished_at or self.request.created_at)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImage:
+    """One picture: its file in base64, or its address."""
+
+    seed: int
+    b64_json: str | None
+    url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImages(Answered):
+    """A request that made pictures, and these."""
+
+    data: Sequence[ShownImage]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEvent:
+    """What all events of a stream of pictures tell: their name, and what the client asked for."""
+
+    type: str
+    quality: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartialImage(ImageEvent):
+    """A preview, the how many-eth it is, and when it was sent."""
+
+    partial_image_index: int
+    b64_json: str
+    created_at: int
+    size: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedImage(ImageEvent):
+    """A finished picture, and which of the outputs it is."""
+
+    output_index: int
+    image: ShownImage
+    created_at: int
+
+
+def durations(of: Any = attrgetter("measured.stage_durations")) -> fields.Dict:
+    """Return the field of how long each part took."""
     return fields.Dict(
         keys=fields.String(),
         values=fields.Float(),
+        attribute=of,
         metadata={"description": "Seconds by part of the run."},
     )
 
 
-def _memory() -> fields.Float:
-    return number("MiB that the replica holds on its devices; on CPU its process.")
+def memory(of: Any = attrgetter("measured.peak_memory_mb")) -> fields.Float:
+    """Return the field of the memory that the replica holds."""
+    return number("MiB that the replica holds on its devices; on CPU its process.", of)
 
 
-class MetricsSchema(Schema):
+def _uncounted() -> fields.Integer:
+    return whole("Not counted.", lambda _: 0)
+
+
+def itself(shown: Any) -> Any:
+    """Return what a nested object is dumped from, where that is the outer one."""
+    return shown
+
+
+class MetricsSchema(AnswerSchema):
     """What a request cost."""
 
-    stage_durations = _durations()
+    stage_durations = durations(None)
     total_s = number("Seconds from submit to end.")
-    peak_memory_mb = _memory()
+    peak_memory_mb = memory(None)
 
 
-class TokenDetailsSchema(Schema):
+class TokenDetailsSchema(AnswerSchema):
     """Always 0."""
 
-    image_tokens = whole("Not counted.")
-    text_tokens = whole("Not counted.")
+    image_tokens = _uncounted()
+    text_tokens = _uncounted()
 
 
-class ImagesUsageSchema(Schema):
+class ImagesUsageSchema(AnswerSchema):
     """Tokens are not counted here; the fields are there for clients that read them."""
 
-    input_tokens = whole("Not counted.")
-    input_tokens_details = fields.Nested(TokenDetailsSchema)
-    output_tokens = whole("Not counted.")
-    total_tokens = whole("Not counted.")
-    peak_memory_mb = _memory()
+    input_tokens = _uncounted()
+    input_tokens_details = nested(TokenDetailsSchema, itself)
+    output_tokens = _uncounted()
+    total_tokens = _uncounted()
+    peak_memory_mb = memory()
 
 
-class ImageDataSchema(Schema):
+class ImageDataSchema(AnswerSchema):
     """One picture."""
 
     b64_json = text("The file in base64; null where its address was asked for.", allow_none=True)
     url = text("Its address; null where the file itself was asked for.", allow_none=True)
-    revised_prompt = text("Always null: prompts are used as they are.", allow_none=True)
+    revised_prompt = text(
+        "Always null: prompts are used as they are.", lambda _: None, allow_none=True
+    )
     seed = whole("Makes this picture again, alone.")
 
 
-class ImagesAnswerSchema(Schema):
+class ImagesAnswerSchema(AnswerSchema):
     """Pictures."""
 
-    id = text("Id of the native request.")
+    id = text("Id of the native request.", attrgetter("request.id"))
     created = whole("When they were done, seconds since the epoch.")
-    model = text("Which model made them.")
-    data = fields.List(fields.Nested(ImageDataSchema))
-    output_format = text("Their file format.")
-    size = text("Their width x height in pixels.")
-    usage = fields.Nested(ImagesUsageSchema)
-    metrics = fields.Nested(MetricsSchema)
-    stage_durations = _durations()
-    peak_memory_mb = _memory()
+    model = text("Which model made them.", attrgetter("request.model"))
+    data = nested(ImageDataSchema, many=True)
+    output_format = text("Their file format.", attrgetter("request.parameters.output_format"))
+    size = text("Their width x height in pixels.", lambda shown: size_of(shown.request))
+    usage = nested(ImagesUsageSchema, itself)
+    metrics = nested(MetricsSchema, attrgetter("measured"))
+    stage_durations = durations()
+    peak_memory_mb = memory()
     warnings = texts("What was ignored, one sentence each.")
 
 
-class UrlSchema(Schema):
-    """An address."""
+class ImageEventSchema(AnswerSchema):
+    """What all events of a stream of pictures say."""
 
-    url = text("The file as a data URL.")
-
-
-class PartSchema(Schema):
-    """One output as a part of a message: `image_url` or `video_url`, by its type."""
-
-    type = text("`image_url` or `video_url`.")
-    image_url = fields.Nested(UrlSchema)
-    video_url = fields.Nested(UrlSchema)
-    seed = whole("Makes this output again, alone.")
-    stage_durations = _durations()
-    peak_memory_mb = _memory()
+    type = text("The event's name.")
+    quality = text("The quality that was asked for, or `auto`.")
+    background = always("opaque")
 
 
-class MessageSchema(Schema):
-    """The answer of the model."""
+class PartialImageSchema(ImageEventSchema):
+    """A preview."""
 
-    role = text("Always `assistant`.")
-    content = fields.List(fields.Nested(PartSchema))
-
-
-class ChoiceSchema(Schema):
-    """The only choice."""
-
-    index = whole("Always 0.")
-    message = fields.Nested(MessageSchema)
-    finish_reason = text("Always `stop`.")
+    partial_image_index = whole("0 for the first.")
+    b64_json = text("The preview in base64.")
+    created_at = whole("When it was sent, seconds since the epoch.")
+    size = text("Width x height in pixels of the picture to come.")
+    output_format = always("jpeg")
 
 
-class ChatUsageSchema(Schema):
-    """Words of the prompt stand for tokens, which are not counted here."""
+class CompletedImageSchema(ImageEventSchema):
+    """A finished picture; what the answer says of all of them comes after this."""
 
-    prompt_tokens = whole("Words of the prompt.")
-    completion_tokens = whole("Outputs.")
-    total_tokens = whole("Both together.")
-    peak_memory_mb = _memory()
-
-
-class ChatAnswerSchema(Schema):
-    """An answer whose content are pictures or videos."""
-
-    id = text("Id of the native request.")
-    object = text("Always `chat.completion`.")
-    created = whole("When it was done, seconds since the epoch.")
-    model = text("Which model.")
-    choices = fields.List(fields.Nested(ChoiceSchema))
-    usage = fields.Nested(ChatUsageSchema)
-    metrics = fields.Nested(MetricsSchema)
-    stage_durations = _durations()
-    peak_memory_mb = _memory()
-    warnings = texts("What was ignored, one sentence each.")
+    output_index = whole("0 for the first.")
+    b64_json = text("The file in base64.", attrgetter("image.b64_json"))
+    seed = whole("Makes this picture again, alone.", attrgetter("image.seed"))
+    created_at = whole("When it was done, seconds since the epoch.")
 
 
-class VideoErrorSchema(Schema):
-    """Why there is no video."""
-
-    code = text("Stable word for programs.")
-    message = text("For people.")
-
-
-class VideoSchema(Schema):
-    """A video, made or in the making."""
-
-    id = text("Id of the native request.")
-    object = text("Always `video`.")
-    model = text("Which model.")
-    prompt = text("What it shows.")
-    status = text("`queued`, `in_progress`, `completed` or `failed`.")
-    progress = whole("Percent of the denoising steps; 100 when it is there.")
-    size = text("Width x height in pixels.")
-    seconds = text("How long it is.", allow_none=True)
-    quality = text("Always `default`.")
-    created_at = whole("Seconds since the epoch.")
-    completed_at = whole("When it was done.", allow_none=True)
-    expires_at = whole("When it is removed.", allow_none=True)
-    error = fields.Nested(VideoErrorSchema, allow_none=True)
-    remixed_from_video_id = text("Always null.", allow_none=True)
-    media_type = text("Media type of the file.")
-    file_name = text("A name for the file.")
-    fps = number("Frames in a second.", allow_none=True)
-    num_frames = whole("Frames.", allow_none=True)
-    duration_s = number("Its length in seconds.", allow_none=True)
-    inference_time_s = number("Seconds from start to end.", allow_none=True)
-    stage_durations = _durations()
-    peak_memory_mb = _memory()
-    metrics = fields.Nested(MetricsSchema)
-    warnings = texts("What was ignored, one sentence each.")
-
-
-class VideoListSchema(Schema):
-    """Videos."""
-
-    object = text("Always `list`.")
-    data = fields.List(fields.Nested(VideoSchema))
-    first_id = text("Id of the first one.", allow_none=True)
-    last_id = text("Id of the last one.", allow_none=True)
-    has_more = fields.Boolean(metadata={"description": "Whether there is a next page."})
-
-
-class VideoDeletedSchema(Schema):
-    """A video that is gone."""
-
-    id = text("Its id.")
-    object = text("Always `video.deleted`.")
-    deleted = fields.Boolean(metadata={"description": "Always true."})
+# What an event of a finished picture has of the answer that is no stream.
+IN_EACH_EVENT: Final = ImagesAnswerSchema(
+    only=(
+        "id",
+        "model",
+        "output_format",
+        "size",
+        "usage",
+        "metrics",
+        "stage_durations",
+        "peak_memory_mb",
+        "warnings",
+    )
+)
+PARTIAL: Final = PartialImageSchema()
+COMPLETED: Final = CompletedImageSchema()

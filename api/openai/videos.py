@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 from flask import Response, g
@@ -12,94 +14,41 @@ from marshmallow import Schema, ValidationError, fields, validate
 
 from api.http.body import body_content
 from api.http.call import idempotency_key
-from api.http.fields import ImagesField, described, page_size
+from api.http.fields import (
+    AnswerSchema,
+    ImagesField,
+    Page,
+    SecondsField,
+    always,
+    described,
+    flag,
+    nested,
+    number,
+    page_size,
+    text,
+    texts,
+    whole,
+)
 from api.models.catalog import ServedModel
 from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.images import KEY_OF_HELD_CALL
-from api.openai.objects import Measurements, VideoDeletedSchema, VideoListSchema, VideoSchema
+from api.openai.objects import Answered, Measurements, MetricsSchema, durations, memory, size_of
 from api.requests.files import FILE_ANSWERS, output_response
 from api.requests.submit import submit_body
 from api.service import Service
 from configs.errors import FieldError, InvalidRequest, NotFound
 from configs.fields import OneOf
 from configs.parameters import MEDIA_TYPES, VIDEO_TASKS
-from configs.settings import Settings
-from routing.replica import Registry
-from routing.request import Request, Status
+from routing.request import Failure, Request, Status
 
+_DIGITS: Final = 3
 _STATUS: Final = {
     Status.QUEUED: "queued",
     Status.RUNNING: "in_progress",
     Status.SUCCEEDED: "completed",
 }
-
-
-_FAILED: Final = "failed"
-_DIGITS: Final = 3
 _PERCENT: Final = 100
-
-
-def video_object(
-    request: Request, registry: Registry, settings: Settings, ignored: Sequence[str]
-) -> dict[str, Any]:
-    """Return the object; `ignored` are sentences about what has no meaning here."""
-    parameters = request.parameters
-    measured = Measurements.of(request, registry)
-    output = request.outputs[0] if request.outputs else None
-    fps = output.fps if output else parameters.fps
-    frames = output.num_frames if output else parameters.num_frames
-    duration_s = round(frames / fps, _DIGITS) if frames and fps else None
-    ended = request.finished_at
-    ran = None if ended is None or request.started_at is None else ended - request.started_at
-    done = request.status is Status.SUCCEEDED
-    form = parameters.output_format
-    return {
-        "id": request.id,
-        "object": "video",
-        "model": request.model,
-        "prompt": parameters.prompt,
-        "status": _STATUS.get(request.status, _FAILED),
-        "progress": _PERCENT if done else _progress(request),
-        "size": f"{parameters.width}x{parameters.height}",
-        "seconds": None if duration_s is None else f"{duration_s:g}",
-        "quality": "default",
-        "created_at": int(request.created_at),
-        "completed_at": int(ended) if ended is not None and done else None,
-        "expires_at": int(ended + settings.retention_s) if ended is not None else None,
-        "error": _error(request),
-        "remixed_from_video_id": None,
-        "media_type": MEDIA_TYPES[form],
-        "file_name": f"{request.id}.{form}",
-        "fps": fps,
-        "num_frames": frames,
-        "duration_s": duration_s,
-        "inference_time_s": None if ran is None else round(ran, _DIGITS),
-        "stage_durations": measured.stage_durations,
-        "peak_memory_mb": measured.peak_memory_mb,
-        "metrics": measured.to_json(),
-        "warnings": [*request.warnings, *ignored],
-    }
-
-
-def _progress(request: Request) -> int:
-    """Whole percents of the denoising steps; 100 is kept for the finished file."""
-    if not request.steps:
-        return 0
-    return min(_PERCENT - 1, int(_PERCENT * request.step / request.steps))
-
-
-def _error(request: Request) -> dict[str, str] | None:
-    if request.error is not None:
-        return {"code": request.error.code, "message": request.error.message}
-    if request.status in {Status.CANCELED, Status.EXPIRED}:
-        return {"code": request.status.value, "message": f"The video is {request.status.value}."}
-    return None
-
-
 _MAX_SECONDS: Final = 86_400
-
-
-blueprint = Blueprint("videos", __name__, description="Videos by OpenAI's calls.")
 
 
 class DurationField(fields.Field[int]):
@@ -186,10 +135,145 @@ class ContentQuerySchema(Schema):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ShownVideo(Answered):
+    """A request that makes a video, whose file is kept for `retention_s` after its end."""
+
+    retention_s: float
+
+    @property
+    def status(self) -> str:
+        """Where it stands, in OpenAI's words."""
+        return _STATUS.get(self.request.status, "failed")
+
+    @property
+    def progress(self) -> int:
+        """Whole percents of the denoising steps; 100 is kept for the finished file."""
+        request = self.request
+        if request.status is Status.SUCCEEDED:
+            return _PERCENT
+        if not request.steps:
+            return 0
+        return min(_PERCENT - 1, int(_PERCENT * request.step / request.steps))
+
+    @property
+    def fps(self) -> float | None:
+        """Frames in a second: of the file, before it is there those that were asked for."""
+        request = self.request
+        return request.outputs[0].fps if request.outputs else request.parameters.fps
+
+    @property
+    def num_frames(self) -> int | None:
+        request = self.request
+        return request.outputs[0].num_frames if request.outputs else request.parameters.num_frames
+
+    @property
+    def duration_s(self) -> float | None:
+        frames, fps = self.num_frames, self.fps
+        return round(frames / fps, _DIGITS) if frames and fps else None
+
+    @property
+    def seconds(self) -> str | None:
+        duration_s = self.duration_s
+        return None if duration_s is None else f"{duration_s:g}"
+
+    @property
+    def completed_at(self) -> float | None:
+        return self.request.finished_at if self.request.status is Status.SUCCEEDED else None
+
+    @property
+    def expires_at(self) -> float | None:
+        ended = self.request.finished_at
+        return None if ended is None else ended + self.retention_s
+
+    @property
+    def inference_time_s(self) -> float | None:
+        begun, ended = self.request.started_at, self.request.finished_at
+        return None if begun is None or ended is None else ended - begun
+
+    @property
+    def error(self) -> Failure | None:
+        status = self.request.status
+        if self.request.error is None and status in {Status.CANCELED, Status.EXPIRED}:
+            return Failure(status.value, f"The video is {status.value}.")
+        return self.request.error
+
+
+class VideoErrorSchema(AnswerSchema):
+    """Why there is no video."""
+
+    code = text("Stable word for programs.")
+    message = text("For people.")
+
+
+class VideoSchema(AnswerSchema):
+    """A video, made or in the making."""
+
+    id = text("Id of the native request.", attrgetter("request.id"))
+    object = always("video")
+    model = text("Which model.", attrgetter("request.model"))
+    prompt = text("What it shows.", attrgetter("request.parameters.prompt"))
+    status = text("`queued`, `in_progress`, `completed` or `failed`.")
+    progress = whole("Percent of the denoising steps; 100 when it is there.")
+    size = text("Width x height in pixels.", lambda video: size_of(video.request))
+    seconds = text("How long it is.", allow_none=True)
+    quality = always("default")
+    created_at = whole("Seconds since the epoch.", attrgetter("request.created_at"))
+    completed_at = whole("When it was done.", allow_none=True)
+    expires_at = whole("When it is removed.", allow_none=True)
+    error = nested(VideoErrorSchema, allow_none=True)
+    remixed_from_video_id = text("Always null.", lambda _: None, allow_none=True)
+    media_type = text(
+        "Media type of the file.",
+        lambda video: MEDIA_TYPES[video.request.parameters.output_format],
+    )
+    file_name = text(
+        "A name for the file.",
+        lambda video: f"{video.request.id}.{video.request.parameters.output_format}",
+    )
+    fps = number("Frames in a second.", allow_none=True)
+    num_frames = whole("Frames.", allow_none=True)
+    duration_s = number("Its length in seconds.", allow_none=True)
+    inference_time_s = SecondsField("Seconds from start to end.", allow_none=True)
+    stage_durations = durations()
+    peak_memory_mb = memory()
+    metrics = nested(MetricsSchema, attrgetter("measured"))
+    warnings = texts("What was ignored, one sentence each.")
+
+
+class VideoListSchema(AnswerSchema):
+    """Videos."""
+
+    object = always("list")
+    data = nested(VideoSchema, many=True)
+    first_id = text(
+        "Id of the first one.",
+        lambda page: page.data[0].request.id if page.data else None,
+        allow_none=True,
+    )
+    last_id = text(
+        "Id of the last one.",
+        lambda page: page.data[-1].request.id if page.data else None,
+        allow_none=True,
+    )
+    has_more = flag("Whether there is a next page.")
+
+
+class VideoDeletedSchema(AnswerSchema):
+    """A video that is gone; dumped from its request."""
+
+    id = text("Its id.")
+    object = always("video.deleted")
+    deleted = flag("Always true.", lambda _: True)
+
+
+blueprint = Blueprint("videos", __name__, description="Videos by OpenAI's calls.")
+
+
 @blueprint.route("/v1/videos", methods=["POST"])
 @blueprint.doc(requestBody=body_content(VideosSchema), parameters=[KEY_OF_HELD_CALL])
 @blueprint.response(200, VideoSchema)
-def create() -> dict[str, Any]:
+def create() -> ShownVideo:
     """Submit a video; it goes on whether its client stays or not."""
     service: Service = g.service
     key = idempotency_key()
@@ -201,7 +285,7 @@ def create() -> dict[str, Any]:
 @blueprint.route("/v1/videos", methods=["GET"])
 @blueprint.arguments(VideosQuerySchema, location="query", unknown="raise")
 @blueprint.response(200, VideoListSchema)
-def listed(query: dict[str, Any]) -> dict[str, Any]:
+def listed(query: dict[str, Any]) -> Page:
     """List videos, the newest first or the oldest."""
     service: Service = g.service
     limit = query["limit"]
@@ -213,18 +297,12 @@ def listed(query: dict[str, Any]) -> dict[str, Any]:
     )
     page = list(islice(found, limit + 1))
     shown = [_shown(service, request) for request in page[:limit]]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(page) > limit,
-    }
+    return Page(shown, has_more=len(page) > limit)
 
 
 @blueprint.route("/v1/videos/<request_id>", methods=["GET"])
 @blueprint.response(200, VideoSchema)
-def retrieve(request_id: str) -> dict[str, Any]:
+def retrieve(request_id: str) -> ShownVideo:
     """Return a video, made or in the making."""
     service: Service = g.service
     return _shown(service, _video(service, request_id))
@@ -248,11 +326,12 @@ def content(query: dict[str, Any], request_id: str) -> Response:
 
 @blueprint.route("/v1/videos/<request_id>", methods=["DELETE"])
 @blueprint.response(200, VideoDeletedSchema)
-def delete(request_id: str) -> dict[str, Any]:
+def delete(request_id: str) -> Request:
     """Remove a video, and cancel it first if it is still in the making."""
     service: Service = g.service
-    service.router.remove(_video(service, request_id).id)
-    return {"id": request_id, "object": "video.deleted", "deleted": True}
+    request = _video(service, request_id)
+    service.router.remove(request.id)
+    return request
 
 
 def _video(service: Service, request_id: str) -> Request:
@@ -262,5 +341,6 @@ def _video(service: Service, request_id: str) -> Request:
     return request
 
 
-def _shown(service: Service, request: Request, ignored: list[str] | None = None) -> dict[str, Any]:
-    return video_object(request, service.registry, service.settings, ignored or [])
+def _shown(service: Service, request: Request, ignored: Sequence[str] = ()) -> ShownVideo:
+    measured = Measurements.of(request, service.registry)
+    return ShownVideo(request, measured, ignored, service.settings.retention_s)

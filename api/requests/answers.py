@@ -266,3 +266,4 @@ class RequestListSchema(ListSchema):
 
 REQUEST: Final = RequestObjectSchema()
 OUTPUT: Final = OutputObjectSchema()
+PROGRESS: Final = ProgressSchema()

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from flask import Response, g
@@ -16,6 +16,7 @@ from flask_smorest import Blueprint
 from api.http.sse import EVENT_CONTENT, KEEP_ALIVE, KEEP_ALIVE_S, event_response, event_text
 from api.requests.answers import (
     OUTPUT,
+    PROGRESS,
     REQUEST,
     ShownProgress,
     ShownRequest,
@@ -110,7 +111,7 @@ class RequestEvents:
             return
         yield Event("started", _claimed(request.replica, request.attempt), self._cursor)
         if request.steps:
-            yield Event("progress", asdict(shown_progress(request)), self._cursor)
+            yield Event("progress", PROGRESS.dump(shown_progress(request)), self._cursor)
 
     def _of_change(self, change: Change) -> Iterator[Event]:
         if not _is_later(change.cursor, self._cursor):
@@ -170,7 +171,7 @@ def _claimed(replica: str, attempt: int) -> dict[str, Any]:
 def _progress(change: Change) -> dict[str, Any]:
     step_s = change.data.get("step_s")
     step, steps = int(change.data["step"]), int(change.data["steps"])
-    return asdict(ShownProgress.at(step, steps, float(step_s) if step_s else None))
+    return dict(PROGRESS.dump(ShownProgress.at(step, steps, float(step_s) if step_s else None)))
 
 
 def _is_later(cursor: str, other: str) -> bool:

@@ -26,7 +26,7 @@ from api.models.catalog import ServedModel
 from configs.errors import FieldError
 from configs.fields import UNKNOWN_KEY, Flag, Number, OneOf, Text, Whole, nearest
 from configs.parameters import PARAMETERS, Editable, Parameter
-from routing.request import WEBHOOK_EVENTS, Priority, Status
+from routing.request import DEFAULT_PRIORITY, WEBHOOK_EVENTS, Priority, Status
 
 _MAX_SECONDS: Final = 31_536_000
 _MOST_SHOWN: Final = 2**53  # larger numbers are not exact in JavaScript
@@ -89,8 +89,8 @@ class WebhookSchema(Schema):
     events = fields.List(
         OneOf(*WEBHOOK_EVENTS),
         validate=validate.Length(min=1, error="is empty; name one, or leave it out"),
-        load_default=lambda: ["ended"],
-        metadata=described("Of what; the end alone where none are named.", default=["ended"]),
+        load_default=("ended",),
+        metadata=described("Of what; the end alone where none are named."),
     )
 
     @validates_schema(pass_original=True, skip_on_field_errors=False)
@@ -124,7 +124,7 @@ class RequestBodySchema(_GenerationSchema):
         metadata=described("Width and height in one, instead of the two.", example="64x64")
     )
     priority = OneOf(
-        *Priority, metadata=described("Place in the queue.", default=Priority.NORMAL.value)
+        *Priority, metadata=described("Place in the queue.", default=DEFAULT_PRIORITY.value)
     )
     affinity_key = ShortTextField(
         "Requests of one key go to one replica while it is ready and its queue is not full.",

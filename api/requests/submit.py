@@ -19,7 +19,7 @@ from configs.errors import FieldError, InvalidRequest
 from configs.fields import field_errors
 from configs.parameters import PARAMETERS, Parameters
 from configs.settings import Settings
-from routing.request import Accepted, Priority, Request, Submission, Webhook
+from routing.request import DEFAULT_PRIORITY, Accepted, Priority, Request, Submission, Webhook
 
 _HEADING: Final = "The request is refused"
 _INPUTS: Final = frozenset({"image", "mask_image"})
@@ -88,7 +88,7 @@ def _read(
         stage=model.stage,
         model=model.name,
         parameters=_checked({}, given, inputs, model, settings, details),
-        priority=Priority(given.get("priority", Priority.NORMAL)),
+        priority=Priority(given.get("priority", DEFAULT_PRIORITY)),
         expires_in=given.get("expires_in"),
         timeout=given.get("timeout"),
         metadata=given.get("metadata", {}),
@@ -139,7 +139,7 @@ def read_edit(service: Service, body: Mapping[str, Any], request: Request) -> Ed
         kept.pop("task", None)
     model = service.catalog.find(request.model)
     priority = given.get(
-        "priority", request.priority if "priority" not in body else Priority.NORMAL
+        "priority", request.priority if "priority" not in body else DEFAULT_PRIORITY
     )
     return Edit(
         parameters=_checked(kept, given, inputs, model, service.settings, details),

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from api.http.body import body_content, read_body
 from api.http.call import PREFER_PARAMETER, idempotency_key, key_parameter, preferred_wait
-from api.http.fields import list_object
+from api.http.fields import Page
 from api.requests.answers import (
     RequestListSchema,
     RequestObjectSchema,
@@ -92,7 +92,7 @@ def look(request_id: str) -> Answer:
 @blueprint.route("/v1/requests", methods=["GET"])
 @blueprint.arguments(ListQuerySchema, location="query", unknown="raise")
 @blueprint.response(200, RequestListSchema)
-def newest(query: dict[str, Any]) -> dict[str, Any]:
+def newest(query: dict[str, Any]) -> Page:
     """List requests, the newest first; `after` is the id of the last one of the page before."""
     service: Service = g.service
     limit = query["limit"]
@@ -110,7 +110,7 @@ def newest(query: dict[str, Any]) -> dict[str, Any]:
     shown = [
         ShownRequest(request, kept_s, place) for request, place in zip(page, places, strict=True)
     ]
-    return list_object(shown, has_more=len(found) > limit)
+    return Page(shown, has_more=len(found) > limit)
 
 
 @blueprint.route("/v1/requests/<request_id>", methods=["PATCH"])
