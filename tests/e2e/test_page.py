@@ -116,7 +116,7 @@ def test_wrong_fields_are_named_as_a_person_would(page: Page) -> None:
     text = wait_until(lambda: error.text, PATIENCE_S, "the error")
     assert set(text.splitlines()) == {
         "Prompt: is missing",
-        "Width: 63 is not a multiple of 8; give 56 or 64",
+        "Width: 63 is not a multiple of 8; use 56 or 64",
     }
     assert page.field("width").get_attribute("aria-invalid") == "true"
     assert page.field("height").get_attribute("aria-invalid") == "false"

@@ -169,7 +169,7 @@ def refusal(queue: str, status: int, environ: dict[str, str] | None = None) -> t
 def test_a_queue_that_is_no_replica_is_refused_in_one_line() -> None:
     for queue, words in (
         ("celery", "does not name one replica"),
-        ("replica7", "plans replica0, replica1"),
+        ("replica7", "use replica0 or replica1"),
     ):
         line, said = refusal(queue, 2)
         assert words in line
