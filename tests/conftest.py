@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +22,8 @@ from tests.redis_server import RedisServer, find_redis_server, running_redis
 # more than cores those that wait spin. Replicas say their own number.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+_SERVICES = ("tests/chaos/", "tests/e2e/")
+
 # How long an example takes is the machine's business; a busy one must not fail a test.
 hypothesis.settings.register_profile(
     "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -29,15 +32,22 @@ hypothesis.settings.load_profile("any speed")
 
 
 class ByFile(LoadScopeScheduling):
-    """Says what stays in one process where tests run side by side (`-n`).
+    """Says which tests run where, side by side (`-n`): a file in one process, for its fixtures.
 
-    A file does, for its fixtures. So does all that starts whole services: each takes the machine's
-    first cores for its replicas, and two at a time would wait for each other there.
+    Files that start whole services begin in the first process, all others in the rest, since each
+    service takes the machine's first cores for its replicas. Whoever has none of its own left takes
+    the last of the others'.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "services" if path.startswith(("tests/chaos/", "tests/e2e/")) else path
+        return nodeid.partition("::")[0]
+
+    def _assign_work_unit(self, node: Any) -> None:
+        services = [file for file in self.workqueue if file.startswith(_SERVICES)]
+        others = [file for file in self.workqueue if not file.startswith(_SERVICES)]
+        own, rest = (services, others) if node.gateway.id == "gw0" else (others, services)
+        self.workqueue.move_to_end(own[0] if own else rest[-1], last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,11 @@ class Launcher:
 
     def left(self) -> list[str]:
         """Return their command lines."""
-        return [" ".join(process.cmdline()) for process in self.started()]
+        lines = []
+        for process in self.started():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                lines.append(" ".join(process.cmdline()))
+        return lines
 
     def call(self, path: str, body: Any = None, wait_s: int = 0) -> Any:
         """Make one HTTP call, held for ``wait_s`` seconds at most, and return its JSON."""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from configs.settings import REPOSITORY
+from scripts.lab.devices_bench import main
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,14 @@ def test_all_ways_are_measured_and_no_rank_is_left() -> None:
         (("--denoisers", "SDXL"), "--size tiny has no SDXL; give one of UNet, DiT"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], fault: str) -> None:
-    refused = run(*arguments)
-    assert refused.returncode == 2
-    assert fault in refused.stderr
+def test_what_cannot_be_measured_is_refused(
+    arguments: tuple[str, ...],
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["devices_bench", *COMMAND[3:], *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert fault in capsys.readouterr().err

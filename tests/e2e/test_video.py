@@ -64,5 +64,5 @@ def test_the_page_plays_a_video_made_from_a_chosen_image(film: Service, tmp_path
             "return v?.readyState >= 2 && v.videoWidth"
         )
         assert wait_until(lambda: page.run(shown), PATIENCE_S, "the video to be shown") == 64
-        assert "9 frames, 12 a second" in page.cards()[0].text
+        assert "9 frames, 12 per second" in page.cards()[0].text
         assert page.complaints() == []
