@@ -81,7 +81,7 @@ def test_a_rank_that_runs_out_of_memory_alone_is_told_with_the_cause(folder: Pat
     try:
         hook = partial(refuse_any, torch.OutOfMemoryError("too little memory"))
         packed, _ = pack(((hook,), {}), torch.device("meta"))
-        processes = chunk._ranks._processes
+        processes = chunk.ranks.processes
         processes.tell(MethodCall("transformer", "register_forward_pre_hook", packed))
         assert processes.answers((1,)) == {1: READY}
         expected = "rank 1 of 2 .*failed in a call in which rank 0 did not: OutOfMemoryError: too"
@@ -98,7 +98,7 @@ def test_a_rank_that_ends_while_they_meet_ends_the_start(
 ):
     plan = plan_of_two(folder, ulysses_degree=2, collective_timeout_s=3.0)
     pipe = load_pipeline(plan)
-    tell, join, over = RankProcesses.tell, Ranks._join, threading.Event()
+    tell, join, over = RankProcesses.tell, Ranks.join, threading.Event()
 
     def tell_one_that_does_not_move(self: RankProcesses, message: Any) -> None:
         ranks()[0].suspend()
@@ -112,7 +112,7 @@ def test_a_rank_that_ends_while_they_meet_ends_the_start(
             over.set()
 
     monkeypatch.setattr(RankProcesses, "tell", tell_one_that_does_not_move)
-    monkeypatch.setattr(Ranks, "_join", join_without)
+    monkeypatch.setattr(Ranks, "join", join_without)
     try:
         with pytest.raises(ModelLoadFailed, match="rank 1 of 2 was ended by signal 9"):
             DeviceChunk.open(pipe, plan)

@@ -72,9 +72,9 @@ def of_four(folder: Path) -> Iterator[Engine]:
 
 def change(engine: Engine, numbers: Sequence[int], method: str, *args: Any, **kwargs: Any) -> None:
     """Have some ranks call a method of their denoiser."""
-    chunk: Any = engine._chunk
+    chunk: Any = engine.chunk
     packed, _ = pack((args, kwargs), torch.device("meta"))
-    processes = chunk._ranks._processes
+    processes = chunk.ranks.processes
     processes.tell(MethodCall("transformer", method, packed), numbers)
     assert set(processes.answers(numbers).values()) == {READY}
 

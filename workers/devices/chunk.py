@@ -33,14 +33,18 @@ def denoisers(pipe: Any) -> dict[str, torch.nn.Module]:
 
 
 class DeviceChunk:
-    """What has been opened on the devices of a replica."""
+    """What has been opened on the devices of a replica.
+
+    Attributes:
+        ranks: The other ranks; None where calls are not shared with processes.
+    """
 
     def __init__(
         self, device_threads: Sequence[DeviceThread] = (), ranks: Ranks | None = None
     ) -> None:
         """Made by :meth:`open`; one of a single device has nothing to open."""
         self._device_threads = device_threads
-        self._ranks = ranks
+        self.ranks = ranks
 
     @classmethod
     def open(cls, pipe: Any, plan: ReplicaPlan) -> Self:
@@ -81,21 +85,21 @@ class DeviceChunk:
     @property
     def supports_float32(self) -> bool:
         """Whether denoiser calls in float32 can run on the devices."""
-        return self._ranks is None or self._ranks.supports_float32
+        return self.ranks is None or self.ranks.supports_float32
 
     def in_float32(self) -> AbstractContextManager[None]:
         """Hold the weights of other processes in float32 meanwhile: :meth:`Ranks.in_float32`."""
-        return nullcontext() if self._ranks is None else self._ranks.in_float32()
+        return nullcontext() if self.ranks is None else self.ranks.in_float32()
 
     def watch(self, on_fault: Callable[[str], None]) -> None:
         """Call `on_fault` with the reason once the devices can work no more."""
-        if self._ranks is not None:
-            self._ranks.watch(on_fault)
+        if self.ranks is not None:
+            self.ranks.watch(on_fault)
 
     def close(self) -> None:
         """End what was opened; calls of the denoisers fail from here on."""
-        if self._ranks is not None:
-            self._ranks.close()
+        if self.ranks is not None:
+            self.ranks.close()
         for device_thread in self._device_threads:
             device_thread.close()
 

@@ -45,7 +45,7 @@ class Rank0Calls:
         self, processes: RankProcesses, groups: Sequence[range], device: torch.device
     ) -> None:
         """Run nothing yet; the first of `groups` begins with rank 0."""
-        self._processes = processes
+        self.processes = processes
         self._own = groups[0][1:]
         self._others = groups[1:]
         self._device = device
@@ -63,18 +63,18 @@ class Rank0Calls:
 
         Without `split` the first group runs it whole.
         """
-        self._processes.check()
+        self.processes.check()
         packed, tensors = pack((args, kwargs), self._device)
         sent = as_bytes(tensors)
         own = choose_rows(kwargs, split[0], rows) if split else kwargs
         others = self._others[: max(len(split) - 1, 0)]
         try:
-            self._processes.tell(Forward(name, packed, rows, tuple(split)))
+            self.processes.tell(Forward(name, packed, rows, tuple(split)))
             for each in sent:
                 dist.broadcast(each, src=0)
             output = forward(*args, **own)
         except BaseException as error:
-            self._processes.undo(self._own, short_cause(error))
+            self.processes.undo(self._own, short_cause(error))
             self._ended(others)
             raise
         ended = self._ended(others)
@@ -87,10 +87,10 @@ class Rank0Calls:
         """Wait until these have ended their parts of a call; returns what each says of it."""
         ended = []
         for group in groups:
-            answers = self._processes.answers(group)
+            answers = self.processes.answers(group)
             failed = next((each for each in answers.values() if isinstance(each, Failed)), None)
             if failed is not None:
-                self._processes.undo(group, failed.cause)
+                self.processes.undo(group, failed.cause)
             ended.append(failed or answers[group[0]])
         return ended
 
@@ -98,11 +98,11 @@ class Rank0Calls:
         """Return the output that the first rank of a group holds for this one."""
         output, tensors = unpack(said.packed, self._device)
         try:
-            self._processes.tell(SEND_OUTPUT, group[:1])
+            self.processes.tell(SEND_OUTPUT, group[:1])
             for each in as_bytes(tensors):
                 dist.recv(each, src=group[0])
         except Exception as error:
-            self._processes.undo(group, short_cause(error))
+            self.processes.undo(group, short_cause(error))
             raise
         return output
 
@@ -115,7 +115,11 @@ _NOWHERE = torch.device("meta")
 
 
 class Ranks:
-    """The other ranks of this process, started by :meth:`start`."""
+    """The other ranks of this process, started by :meth:`start`.
+
+    Attributes:
+        processes: Theirs.
+    """
 
     def __init__(
         self, args: EngineArgs, denoisers: Mapping[str, Any], device_thread: DeviceThread
@@ -127,8 +131,8 @@ class Ranks:
         self._device: torch.device = next(iter(denoisers.values())).device
         self._world_size = args.parallel_config.world_size
         parallel = args.parallel_config
-        self._processes = RankProcesses(args.model, self._world_size, parallel.collective_timeout_s)
-        self._calls = Rank0Calls(self._processes, rank_groups(parallel), self._device)
+        self.processes = RankProcesses(args.model, self._world_size, parallel.collective_timeout_s)
+        self._calls = Rank0Calls(self.processes, rank_groups(parallel), self._device)
         self._lock = threading.Lock()
         self._joined = False
 
@@ -151,14 +155,14 @@ class Ranks:
             raise
         except Exception as error:
             _logger.exception("the ranks could not be brought together")
-            cause = ranks._processes.last_words() or short_cause(error)
+            cause = ranks.processes.last_words() or short_cause(error)
             ranks.close()
             raise ModelLoadFailed(f"{args.model}: parallel_config: {cause}") from None
         return ranks
 
     def watch(self, on_fault: Callable[[str], None]) -> None:
         """Call `on_fault` with the reason, in a thread, once the ranks can work no more."""
-        self._processes.watch(on_fault)
+        self.processes.watch(on_fault)
 
     @property
     def supports_float32(self) -> bool:
@@ -184,11 +188,11 @@ class Ranks:
 
     def close(self) -> None:
         """End the other ranks; calls of the denoisers fail from here on."""
-        self._processes.dismiss()
+        self.processes.dismiss()
         if self._joined:
             self._joined = False
             self._leave()
-        self._processes.close()
+        self.processes.close()
 
     def _open(self) -> None:
         store = open_store(self._world_size)
@@ -201,7 +205,7 @@ class Ranks:
             for name, module in self._denoisers.items()
         }
         for rank in range(1, self._world_size):
-            self._processes.start(
+            self.processes.start(
                 Start(
                     rank=rank,
                     world_size=self._world_size,
@@ -212,21 +216,22 @@ class Ranks:
                     denoisers=described,
                 )
             )
-        self._processes.await_all(LOADED, patient=True)
-        self._processes.tell(JOIN)
-        self._processes.watch_ends()
-        self._processes.await_own(self._device_thread.submit(self._join, store))
+        self.processes.await_all(LOADED, patient=True)
+        self.processes.tell(JOIN)
+        self.processes.watch_ends()
+        self.processes.await_own(self._device_thread.submit(self.join, store))
         self._joined = True
-        self._processes.await_all(READY)
+        self.processes.await_all(READY)
         for name, module in self._denoisers.items():
             self._mirror(name, module)
 
-    def _join(self, store: Any) -> None:
+    def join(self, store: Any) -> None:
+        """Meet the other ranks by `store`, as rank 0; returns once all are there."""
         meet(0, self._args.parallel_config, store.port, self._denoisers, store)
 
     def _leave(self) -> None:
         """Leave the other ranks, which have been told to leave too."""
-        if self._processes.fault is not None and self._device.type == "cuda":
+        if self.processes.fault is not None and self._device.type == "cuda":
             return  # NCCL would wait for ranks that are gone
         try:
             self._device_thread.submit(dist.destroy_process_group).result(_LEAVE_S)
@@ -268,14 +273,14 @@ class Ranks:
     def _expect_all(self, message: Any, what: str) -> None:
         """Have all ranks do what rank 0 did; one that cannot is the end of all."""
         for rank, failed in self._ask(message).items():
-            self._processes.fail(
+            self.processes.fail(
                 f"rank {rank} could not do {what}, which rank 0 did: {failed.cause}"
             )
-        self._processes.check()
+        self.processes.check()
 
     def _ask(self, message: Any) -> dict[int, Failed]:
         """Have all ranks do something outside of calls; returns which could not."""
-        self._processes.check()
-        self._processes.tell(message)
-        said = {rank: self._processes.answers((rank,))[rank] for rank in range(1, self._world_size)}
+        self.processes.check()
+        self.processes.tell(message)
+        said = {rank: self.processes.answers((rank,))[rank] for rank in range(1, self._world_size)}
         return {rank: each for rank, each in said.items() if isinstance(each, Failed)}

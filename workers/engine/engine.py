@@ -48,6 +48,7 @@ class Engine:
     Attributes:
         pipe: The pipeline, which nobody else may call or change while requests run.
         abilities: What requests may ask for.
+        chunk: The devices that work for it.
         features: Those that are on.
         request_coming: Returns a context to say that this thread may be about to call
             :meth:`generate`, within milliseconds. Those that come at once start together, and a
@@ -71,7 +72,7 @@ class Engine:
         """
         settings = settings or PipelineSettings()
         self.pipe = pipe
-        self._chunk = chunk or DeviceChunk()
+        self.chunk = chunk or DeviceChunk()
         self._warmup_shapes = settings.warmup_shapes
         several = max_num_seqs > 1 and not settings.one_at_a_time
         self._one_at_a_time: AbstractContextManager[Any] = (
@@ -79,7 +80,7 @@ class Engine:
         )
         # First, since whatever looks at a denoiser's `forward` has to find the one that stays.
         self._rendezvous = Rendezvous(denoisers(pipe).values()) if several else None
-        parts = Parts(pipe, abilities, settings, self._chunk, self._rendezvous)
+        parts = Parts(pipe, abilities, settings, self.chunk, self._rendezvous)
         found = [feature_of(parts) for feature_of in FEATURES]
         self.features = tuple(feature for feature in found if feature is not None)
         _note_what_stays(pipe, settings)
@@ -124,11 +125,11 @@ class Engine:
 
         That is when a rank has ended; what a run meets itself is raised as :class:`DeviceLost`.
         """
-        self._chunk.watch(on_lost)
+        self.chunk.watch(on_lost)
 
     def close(self) -> None:
         """End what works for the engine outside of its runs; it must have none any more."""
-        self._chunk.close()
+        self.chunk.close()
 
     def warm_up(self) -> None:
         """Make one output of each warm-up size in two steps, so that no client gets the slow run.
