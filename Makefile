@@ -7,7 +7,7 @@ PORT   ?= 8099
 CONFIG ?= configs/tiny_cpu.yaml
 MODEL  ?=
 TESTS  ?= tests
-AT_ONCE ?= 2
+AT_ONCE ?= 0
 CHAOS_REQUESTS ?= 200
 ARGS   ?=
 REPLICAS ?= 1,2
@@ -21,7 +21,7 @@ help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
 	@echo
 	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml MODEL=   the defaults'
-	@echo '  make test TESTS=tests/unit AT_ONCE=1                       some of them, one by one'
+	@echo '  make test TESTS=tests/unit AT_ONCE=2                       some of them, two at a time'
 	@echo '  make bench ARGS="--num-prompts 32 --report bench.html"     with flags'
 
 serve: $(VENV)/serve.stamp ## run everything: Redis, one worker for each replica, API, Flower
