@@ -26,7 +26,7 @@ from workers.engine.loader import (
     offload_layers,
     offload_parts,
 )
-from workers.patches import keep_forward
+from workers.patches import can_rise, keep_forward
 
 CPU = torch.device("cpu")
 PROMPTS = ("a star", "a red circle", "blue", "a heart on a white ground")
@@ -81,6 +81,11 @@ def test_threads_share_a_denoiser_whose_layers_come_and_go(tmp_path: Path, name:
     save_family(name, tmp_path)
     plain = load_pipeline(plan(tmp_path))
     expected = Engine(plain, inspect_abilities(plain, {}))
+    pipe = load_pipeline(plan(tmp_path, dtype="bfloat16"))
+    assert can_rise([pipe.vae])
+    offload_layers(pipe, CPU)
+    # It would overwrite float32 with its copies.
+    assert not can_rise([pipe.components["transformer" if name == "flux" else "unet"], pipe.vae])
     pipe = load_pipeline(plan(tmp_path))
     offload_layers(pipe, CPU)
     abilities = inspect_abilities(pipe, {"width": 64, "height": 64})

@@ -50,9 +50,13 @@ class ForwardCost:
         if self._device is not None:
             # What encoders and autoencoders of other requests take meanwhile is counted too.
             self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before
-            allocated = torch.cuda.memory_allocated(self._device)
-            cached = torch.cuda.memory_reserved(self._device) - allocated
-            self.free_bytes = torch.cuda.mem_get_info(self._device)[0] + cached
+            self.free_bytes = free_bytes(self._device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a CUDA device that this process may still take, in bytes."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
 def run_group(group: Sequence[Call], stats: BatchStats) -> None:
