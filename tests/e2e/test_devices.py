@@ -35,9 +35,7 @@ ASKED: dict[str, Any] = {
 }
 
 
-def start(
-    redis_url: str, folder: Path, model: Path, replicas: int, **parallel: Any
-) -> Service:
+def start(redis_url: str, folder: Path, model: Path, replicas: int, **parallel: Any) -> Service:
     """Replicas of two devices each, ready."""
     stage = {
         "stage_id": 0,
