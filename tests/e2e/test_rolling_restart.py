@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 LONG = 900
+STOPPING = "Warm shutdown"
 
 
 def test_a_replica_that_does_not_come_back_stops_the_roll_and_the_rest_serves(
@@ -43,7 +44,7 @@ def test_the_only_ready_replica_goes_by_force_alone_and_what_it_had_waits(
     assert refused.stdout == ""
     assert "replica0 is the only ready replica of stage 0 (tiny)" in refused.stderr
     assert refused.stderr.count("\n") == 1
-    running, waiting = service.submit(num_inference_steps=LONG), service.submit()
+    running, waiting = service.submit(num_inference_steps=300), service.submit()
     service.at_step(running["id"], 1)
     roll = subprocess.Popen(
         roll_command(service.url, "replica0", "--force", "--drain-s", "0", "--timeout", "90"),
@@ -78,7 +79,7 @@ def test_what_cannot_be_rolled_is_said_in_one_line(service: Service) -> None:
 
 
 def test_a_drain_hands_back_what_takes_too_long_and_the_replica_lives_on(service: Service) -> None:
-    request = service.submit_to("replica0", "a blue star", num_inference_steps=LONG, seed=5)
+    request = service.submit_to("replica0", "a blue star", num_inference_steps=200, seed=5)
     service.at_step(request["id"], 1)
     service.call("POST", "/v1/replicas/replica0/drain?drain_s=0.2")
     moved = wait_until(
@@ -98,7 +99,7 @@ def test_a_drain_hands_back_what_takes_too_long_and_the_replica_lives_on(service
 
 
 def test_a_drain_with_time_enough_lets_the_run_end(service: Service) -> None:
-    request = service.submit_to("replica0", "a blue star", num_inference_steps=300)
+    request = service.submit_to("replica0", "a blue star", num_inference_steps=100)
     service.at_step(request["id"], 1)
     service.call("POST", "/v1/replicas/replica0/drain?drain_s=60")
     ended = service.ended(request["id"])
@@ -110,13 +111,17 @@ def test_a_stop_hurries_a_restart_that_gave_more_time(service: Service) -> None:
     """The supervisor's SIGTERM counts, with DRAIN_S, though the restart allowed ten minutes."""
     request = service.submit_to("replica0", "a blue star", num_inference_steps=LONG)
     service.at_step(request["id"], 1)
+    stops = service.whole_log("replica0").count(STOPPING)
     service.call("POST", "/v1/replicas/replica0/restart?drain_s=600")
     service.wait_for("replica0", "draining")
     wait_until(
-        lambda: "Warm shutdown" in (service.folder / "replica0.log").read_text(), 20, "the first"
+        lambda: service.whole_log("replica0").count(STOPPING) > stops, 20, "the first signal"
     )
     assert service.end("replica0", signal.SIGTERM, timeout_s=15) == 0
-    assert service.get(request["id"])["attempt"] == 2
+    moved = service.get(request["id"])
+    assert (moved["replica"], moved["attempt"]) == ("replica1", 2)
+    assert service.call("GET", "/v1/replicas/replica0").json["state"] == "gone"
     service.call("POST", f"/v1/requests/{request['id']}/cancel")
+    assert service.ended(request["id"])["status"] == "canceled"
     service.start_replica("replica0")
     service.wait_for("replica0", "ready")
