@@ -277,6 +277,8 @@ class Abilities:
         preview: Whether it can show small pictures while it runs.
         known_as: The model of the table of known settings that it is; None where it is none.
         default_sources: The page that a default is from, where it is known for that model.
+        dtypes: The type of the weights of each part.
+        dtype_sources: Of those and of `default`: `stage`, `rule`, or the page that it is from.
     """
 
     tasks: tuple[str, ...]
@@ -305,6 +307,8 @@ class Abilities:
     preview: bool = False
     known_as: str | None = None
     default_sources: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    dtype_sources: Mapping[str, str] = field(default_factory=dict)
 
     def supports(self, parameter: Parameter, task: str) -> bool:
         """Tell whether requests of that task may have the parameter."""

@@ -12,6 +12,7 @@ from marshmallow import fields, validate
 
 from configs.fields import Flag, Number, OneOf, Text, Whole
 from configs.stage_fields import (
+    ByPart,
     CacheOptions,
     Devices,
     Environment,
@@ -148,7 +149,8 @@ class EngineArgs:
     Attributes:
         model: Absolute path of a diffusers folder, or a hub id `org/name`.
         served_model_name: Name clients use; None for the model's own.
-        dtype: Type of the weights; `auto` leaves it to the engine.
+        dtype: Type of the weights, of all parts or by their names; `default` is that of parts that
+            are not named, and `auto` leaves it to the engine.
         device: Kind of device; `auto` is CUDA where the machine has it, else CPU.
         revision: Branch, tag or commit of a hub model.
         variant: Weight variant such as `fp16`.
@@ -159,7 +161,7 @@ class EngineArgs:
 
     model: Annotated[str, Model("Qwen/Qwen-Image", required=True)]
     served_model_name: Annotated[str | None, Text("my-model")] = None
-    dtype: Annotated[Dtype, OneOf(*get_args(Dtype))] = "auto"
+    dtype: Annotated[Dtype | Mapping[str, Dtype], ByPart(*get_args(Dtype))] = "auto"
     device: Annotated[Device, OneOf(*get_args(Device))] = "auto"
     revision: Annotated[str | None, Text("main")] = None
     variant: Annotated[str | None, Text("fp16")] = None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from marshmallow import ValidationError, fields
 
-from configs.fields import Text
+from configs.fields import OneOf, Text
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z", re.ASCII)
 _FIX: Final = (
@@ -204,6 +204,32 @@ class CacheOptions(fields.Field[dict[str, Any]]):
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise ValidationError("is not a mapping; write `option: value` lines beneath it")
         return dict(value)
+
+
+class ByPart(fields.Field[str | dict[str, str]]):
+    """One word out of a few for the whole pipeline, or one for each of its parts by their names."""
+
+    def __init__(self, *words: str) -> None:
+        """Take these words."""
+        super().__init__()
+        self._word = OneOf(*words)
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Any, **_: Any
+    ) -> str | dict[str, str]:
+        if not isinstance(value, Mapping):
+            return str(self._word.deserialize(value, attr, data))
+        if not value or not all(isinstance(name, str) for name in value):
+            raise ValidationError("names no part; write `default: bfloat16` or `vae: float32`")
+        faults, words = dict[str, list[str]](), dict[str, str]()
+        for name, word in value.items():
+            try:
+                words[name] = str(self._word.deserialize(word))
+            except ValidationError as fault:
+                faults[name] = [str(each) for each in fault.messages]
+        if faults:
+            raise ValidationError(dict(faults))
+        return words
 
 
 # What a request may call an adapter: letters, digits and . _ - after a letter or digit.

@@ -23,6 +23,7 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
         ("runtime.env", "A=1", "'A=1' is not a mapping; write NAME: \"value\" pairs beneath it"),
         ("engine_args", "org/model", "'org/model' is not a mapping"),
         ("engine_args.dtype", "bf16", "use auto, float32, float16 or bfloat16"),
+        ("engine_args.dtype", {}, "names no part; write `default: bfloat16` or `vae: float32`"),
         ("engine_args.device", "tpu", "'tpu' is not available; use auto, cpu or cuda"),
         ("engine_args.max_num_seqs", 0, "0 is out of range; give a whole number from 1 to 1024"),
         ("engine_args.served_model_name", "  ", "is empty; give text such as 'my-model', or leave"),
@@ -295,3 +296,9 @@ def test_any_value_is_taken_or_refused_by_path(tmp_path: Path, path: str, value:
         return
     assert params
     assert all(param.startswith("stages[0].") for param in params)
+
+
+def test_a_wrong_dtype_of_a_part(tmp_path: Path) -> None:
+    found, message = sole(refusal(tmp_path, changed("engine_args.dtype", {"vae": "fp32"})))
+    assert found == "stages[0].engine_args.dtype.vae"
+    assert message.startswith("'fp32' is not available; use auto, float32")

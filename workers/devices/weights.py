@@ -34,11 +34,15 @@ _PACKAGES = {
 }
 
 
-def weight_dtype(args: EngineArgs, device: str) -> torch.dtype:
-    """Return the type in which weights are loaded onto a kind of device, `cpu` or `cuda`."""
-    if args.dtype == "auto":
+def weight_dtype(args: EngineArgs, device: str, part: str = "default") -> torch.dtype:
+    """Return the type in which a part is loaded onto a kind of device, `cpu` or `cuda`."""
+    if isinstance(args.dtype, str):
+        said: str = args.dtype
+    else:
+        said = args.dtype.get(part, args.dtype.get("default", "auto"))
+    if said == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
-    return DTYPES[args.dtype]
+    return DTYPES[said]
 
 
 def load_denoisers(
@@ -53,7 +57,7 @@ def load_denoisers(
             diffusers for weights that cannot be read.
     """
     untyped: Any = diffusers
-    given = quantized_arguments(args, weight_dtype(args, device), device)
+    given = quantized_arguments(args, device)
     config = given.get("quantization_config")
     configs = {} if config is None else config.quant_mapping
     found: dict[str, Any] = {}
@@ -74,7 +78,7 @@ def load_denoisers(
     return found
 
 
-def quantized_arguments(args: EngineArgs, dtype: torch.dtype, device: str) -> dict[str, Any]:
+def quantized_arguments(args: EngineArgs, device: str) -> dict[str, Any]:
     """Return what to give to `from_pretrained` beside the rest; nothing where all stays as it is.
 
     Raises:
@@ -91,8 +95,11 @@ def quantized_arguments(args: EngineArgs, dtype: torch.dtype, device: str) -> di
     parts = _parts(args, wanted)
     try:
         if wanted.method == "gguf":
-            return _from_gguf(args, wanted, parts, dtype)
-        mapping = {name: _config(wanted.method, library, dtype) for name, library in parts.items()}
+            return _from_gguf(args, wanted, parts, device)
+        mapping = {
+            name: _config(wanted.method, library, weight_dtype(args, device, name))
+            for name, library in parts.items()
+        }
         return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
     except ModelLoadFailed:
         raise
@@ -132,12 +139,13 @@ def _config(method: str, library: str, dtype: torch.dtype) -> Any:
 
 
 def _from_gguf(
-    args: EngineArgs, wanted: Quantization, parts: Mapping[str, str], dtype: torch.dtype
+    args: EngineArgs, wanted: Quantization, parts: Mapping[str, str], device: str
 ) -> dict[str, Any]:
     untyped: Any = diffusers
     if len(parts) != 1:
         raise _refusal(wanted, f"one file is one part; name it in components: {', '.join(parts)}")
     (name,) = parts
+    dtype = weight_dtype(args, device, name)
     index: Mapping[str, Any] = untyped.DiffusionPipeline.load_config(
         args.model, revision=args.revision
     )

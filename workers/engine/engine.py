@@ -23,13 +23,16 @@ from configs.errors import (
 from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings, ReplicaPlan
 from workers.devices.chunk import DeviceChunk, denoisers
+from workers.devices.weights import DENOISERS
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs
 from workers.engine.concurrent import ConcurrentRuns, Turns
 from workers.engine.features import FEATURES
 from workers.engine.generation import Generation
 from workers.engine.known_settings import find_defaults
-from workers.engine.loader import finish_settings, load_pipeline
+from workers.engine.loader import load
+from workers.engine.loading.dtypes import part_dtypes
+from workers.engine.loading.settings import finish_settings
 from workers.engine.progress import Progress, SilentProgress
 from workers.engine.run import Parts, Runs, Serve, Slot
 from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
@@ -103,19 +106,22 @@ class Engine:
         Raises:
             ModelLoadFailed: With the model, the cause and a fix.
         """
-        pipe = load_pipeline(plan)
-        settings = plan.stage.engine_args.pipeline
+        loaded = load(plan)
+        pipe, plan = loaded.pipe, loaded.plan
         args = plan.stage.engine_args
+        settings = args.pipeline
         defaults = find_defaults(pipe, args.model, plan.stage.default_sampling_params)
         abilities = replace(
             inspect_abilities(pipe, defaults.values),
             known_as=defaults.known_as,
             default_sources=defaults.sources,
+            dtypes=part_dtypes(pipe),
+            dtype_sources=loaded.dtypes.sources,
         )
         chunk = DeviceChunk.open(pipe, plan)
         try:
             finish_settings(pipe, settings)
-            return cls(pipe, abilities, settings, plan.stage.engine_args.max_num_seqs, chunk)
+            return cls(pipe, abilities, settings, args.max_num_seqs, chunk)
         except BaseException:
             chunk.close()
             raise
@@ -189,10 +195,11 @@ class Engine:
         return 0 if self._concurrent is None else self._concurrent.turns.waiting
 
     def _is_right_in_batch(self, concurrent: ConcurrentRuns, parameters: Parameters) -> bool:
+        types = part_dtypes(self.pipe)
         try:
             return is_right_in_batch(
                 parameters,
-                str(getattr(self.pipe, "dtype", "")).removeprefix("torch."),
+                next((dtype for name in DENOISERS if (dtype := types.get(name))), ""),
                 lambda asked, inputs: self.generate(asked, SilentProgress(), inputs),
                 concurrent.serve_at_once,
             )

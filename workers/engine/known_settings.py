@@ -40,7 +40,7 @@ def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
     first. Of a size, either both sides are the stage's or none. What does not fit the pipeline is
     left out, for a model by that name may have been changed.
     """
-    found = find_known_model(_names(model), _saved_as(pipe))
+    found = find_known_model(names_of(model), _saved_as(pipe))
     if found is None:
         logger.info("no settings are known for %s: the pipeline's own are taken", model)
         return Defaults(staged)
@@ -59,8 +59,8 @@ def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
     )
 
 
-def _names(model: str) -> list[str]:
-    """What the model may be called; what its folder was saved from is surer than its own name."""
+def names_of(model: str) -> list[str]:
+    """Return what a model may be called, that by which its folder was saved first."""
     index = Path(model) / "model_index.json"
     if not index.is_file():
         return [model]
