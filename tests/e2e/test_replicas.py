@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from typing import Any
 
 from configs.settings import REPOSITORY
 from tests.e2e.service import Service
@@ -37,7 +38,7 @@ def test_the_bare_line_makes_two_addressable_replicas(service: Service) -> None:
 
 def test_what_a_killed_and_a_stuck_replica_had_goes_on_on_the_other(service: Service) -> None:
     """The one that comes back after the kill is stuck soon: a step takes longer than it may."""
-    fields = {"seed": 6, "num_inference_steps": 150}
+    fields: dict[str, Any] = {"seed": 6, "num_inference_steps": 150}
     reference = service.ended(service.submit(**fields)["id"])
     request = service.submit_to("replica0", "a red circle on a blue background", **fields)
     service.at_step(request["id"], 1)
