@@ -18,7 +18,7 @@ from PIL import Image
 from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import DeviceChunk, denoisers
-from workers.engine.arguments import Inputs, call_arguments
+from workers.engine.arguments import Inputs, arguments_of, call_arguments
 from workers.engine.generation import (
     Generation,
     Video,
@@ -32,6 +32,7 @@ from workers.engine.generation import (
 )
 from workers.engine.pipelines import PipelineCopies
 from workers.engine.progress import Progress
+from workers.engine.schedulers import step_arguments
 from workers.engine.steps import WatchedStep, steps_from
 from workers.families import DEFAULT_FPS
 from workers.patches import counted_steps, free_parts, patched
@@ -240,6 +241,7 @@ class Run:
                 for slot in self.slots:
                     slot.warnings += runs.pipelines.prompt_warnings(slot.parameters)
                 self.arguments = self.make_arguments()
+                self.arguments |= step_arguments(pipe.scheduler, arguments_of(type(pipe)))
                 for hook in runs.around_call:
                     around.enter_context(hook(self))
                 for hook in runs.attach:
