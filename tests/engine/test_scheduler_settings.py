@@ -11,7 +11,7 @@ import torch
 
 from configs.errors import ModelLoadFailed
 from configs.known_models import Figure
-from configs.parameters import Lora
+from configs.parameters import TEXT_TO_IMAGE, Lora
 from configs.scheduler_fields import SchedulerSettings
 from configs.stage_config import EngineArgs, PipelineSettings
 from scripts.lab.families import save_family
@@ -81,7 +81,7 @@ def test_options_are_laid_over_what_is_saved():
     [
         ("flow", None, "shift"),
         ("wan", None, "flow_shift"),
-        ("flow", "UniPCMultistepScheduler", "flow_shift"),
+        ("wan", "DPMSolverMultistepScheduler", "flow_shift"),
         ("wan", "FlowMatchEulerDiscreteScheduler", "shift"),
         ("wan", "FlowMatchLCMScheduler", "shift"),
     ],
@@ -98,8 +98,6 @@ def test_both_names_of_the_shift_are_one(
 
 
 def test_a_class_without_a_shift_of_its_own_keeps_the_models():
-    scheduler, _ = chosen("flow", class_name="DPMSolverMultistepScheduler")
-    assert (scheduler.config.flow_shift, scheduler.config.use_flow_sigmas) == (3.0, True)
     scheduler, _ = chosen("wan", class_name="FlowMatchEulerDiscreteScheduler")
     assert scheduler.config.shift == 3.0
 
@@ -112,12 +110,17 @@ def test_a_class_without_a_shift_of_its_own_keeps_the_models():
         ("v", {"class_name": "UniPCScheduler"}, "did you mean UniPCMultistepScheduler?"),
         ("sample", {"class_name": "KDPM2DiscreteScheduler"}, "not implemented yet: sample"),
         ("flow", {"class_name": "LCMScheduler"}, "predicts a flow"),
-        ("flow", {"class_name": "DDIMScheduler"}, "use FlowMatchEulerDiscreteScheduler, Flow"),
+        ("flow", {"class_name": "DDIMScheduler"}, "use FlowMatchEulerDiscreteScheduler or"),
         ("noise", {"timestep_spaces": "trailing"}, "did you mean timestep_spacing? use sigmas, "),
         ("noise", {"flow_shift": 3.0}, "flow_shift: DDIMScheduler has no such option"),
         ("by size", {"shift": 3.0}, "no effect with this scheduler; leave it out, or add use_dyn"),
         ("v", {"class_name": "UniPCMultistepScheduler", "shift": 3.0}, "add use_flow_sigmas: true"),
-        ("flow", {"eta": 0.5, "class_name": "UniPCMultistepScheduler"}, "eta: UniPCMultistep"),
+        (
+            "flow",
+            {"class_name": "UniPCMultistepScheduler"},
+            "set default_sampling_params.scheduler",
+        ),
+        ("flow", {"eta": 0.5}, "eta: FlowMatchEulerDiscreteScheduler has no such option"),
         ("noise", {"sigmas": [2.0, 1.0]}, "scheduler.sigmas: DDIMScheduler refuses it"),
         ("flow", {"shift_terminal": "x", "sigmas": [1.0, 0.5]}, "engine_args.scheduler"),
     ],
@@ -222,6 +225,24 @@ def test_steps_that_draw_noise_draw_each_requests_own(
         assert min(each.batch_mean for each in made) > 1
 
 
+def test_a_flow_that_draws_noise_draws_each_requests_own(tmp_path: Path):
+    """Pipelines of flows give the step no generator."""
+    pipe = load_pipeline(plan(save_family("stable_diffusion_3", tmp_path)))
+    stage = EngineArgs("org/model", scheduler=SchedulerSettings("FlowMatchLCMScheduler"))
+    set_scheduler(pipe, stage, None)
+    batches = Batches(pipe, width=32, height=32)
+    asked = [
+        small_request(batches.engine.abilities, TEXT_TO_IMAGE, seed=seed, width=32)
+        for seed in range(3)
+    ]
+    alone, again = batches.alone(asked), batches.alone(asked)
+    assert max(map(difference, again, alone)) == 0
+    made = [each.result(60) for each in batches.start(asked, [Recorder() for _ in asked])]
+    batches.pool.shutdown()
+    assert max(map(difference, made, alone)) <= 1
+    assert {each.batch_mean for each in made} == {3.0}
+
+
 @pytest.mark.parametrize("name", DISTILLED)
 def test_their_noise_is_drawn_from_the_seed_and_from_nothing_else(
     batches: Batches, parameters: MakeParameters, name: str
@@ -285,7 +306,7 @@ def test_runs_of_another_number_of_steps_say_that_the_sigmas_were_not_theirs(tmp
     engine = Engine.load(plan(save_family("flux", tmp_path), scheduler=sigmas))
     assert engine.abilities.default_steps == 3
     assert engine.abilities.default_sources["num_inference_steps"] == "stage"
-    asked = small_request(engine.abilities, "text-to-image", num_inference_steps=3)
+    asked = small_request(engine.abilities, TEXT_TO_IMAGE, num_inference_steps=3)
     made = engine.generate(asked, Recorder())
     assert not made.warnings
     other = engine.generate(asked.with_changes({"num_inference_steps": 2}), Recorder())

@@ -19,14 +19,14 @@ HEUN = "FlowMatchHeunDiscreteScheduler"
 _EULER = "FlowMatchEulerDiscreteScheduler"
 
 
-_MULTISTEP = (
+MULTISTEP = (
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DPMSolverSinglestepScheduler",
 )
 
 
-SOLVERS = (_EULER, HEUN, *_MULTISTEP)
+SOLVERS = (_EULER, HEUN, *MULTISTEP)
 
 
 # What pipelines read or pass that belongs to their own scheduler's step alone.
@@ -51,7 +51,7 @@ def is_flow(own: Any) -> bool:
     if type(own).__name__ == _EULER:
         return not (config.invert_sigmas or config.stochastic_sampling)
     return (
-        type(own).__name__ in _MULTISTEP
+        type(own).__name__ in MULTISTEP
         and bool(config.use_flow_sigmas)
         and config.prediction_type == "flow_prediction"
         and config.final_sigmas_type == "zero"
@@ -133,7 +133,7 @@ def _solver(scheduler: _Solved) -> Any:
     kind = getattr(diffusers, scheduler.solver_name)
     solver = (
         kind()
-        if scheduler.solver_name not in _MULTISTEP
+        if scheduler.solver_name not in MULTISTEP
         else kind(
             prediction_type="flow_prediction",
             use_flow_sigmas=True,

@@ -17,18 +17,23 @@ from configs.scheduler_fields import SHIFTS, SchedulerSettings
 from configs.stage_config import EngineArgs
 from workers.engine.known_settings import Defaults
 from workers.engine.loading.dtypes import STAGE
-from workers.engine.schedulers import DISTILLED, give_sigmas, is_flow, nearest_scheduler
+from workers.engine.schedulers import (
+    DISTILLED,
+    MULTISTEP,
+    SOLVERS,
+    give_sigmas,
+    is_flow,
+    nearest_scheduler,
+)
 from workers.failures import short_cause
 
 logger = logging.getLogger(__name__)
 
-# Heun's is a solver that requests may name: its own schedule takes no sigmas from a pipeline.
-_FLOW: Final = (
-    "FlowMatchEulerDiscreteScheduler",
-    "FlowMatchLCMScheduler",
-    "UniPCMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
+# Pipelines of these have an image begin with `scale_noise`, and give a `mu`, or sigmas: the solvers
+# of the others lack the one and refuse the other, and are for pipelines that were made with them.
+_FLOW_MATCH: Final = ("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler")
+_AS_SOLVER: Final = (
+    " (over the model's own schedule: leave it out, and set default_sampling_params.scheduler: {})"
 )
 
 
@@ -133,17 +138,19 @@ def _kind(own: Any, model: str, name: str | None) -> Any:
         f" {predicts} (its own scheduler is {type(own).__name__})"
         f"{f': {fault}' if fault else ''}; {f'did you mean {near}? ' if near else ''}"
         f"use {choices(fitting)}"
+        f"{_AS_SOLVER.format(name) if _is_flow(own) and name in SOLVERS else ''}"
     )
 
 
 def _is_flow(own: Any) -> bool:
-    return is_flow(own) or type(own).__name__ == "FlowMatchLCMScheduler"
+    return is_flow(own) or type(own).__name__ in _FLOW_MATCH[1:]
 
 
 def _replacements(own: Any) -> tuple[str, ...]:
     """The classes that may stand in the place of `own`, by what diffusers says of them."""
+    found: tuple[str, ...]
     if _is_flow(own):
-        found: tuple[str, ...] = _FLOW
+        found = _FLOW_MATCH if type(own).__name__ in _FLOW_MATCH else (*_FLOW_MATCH, *MULTISTEP)
     else:
         found = tuple(each.__name__ for each in own.compatibles)
         found = (*found, *DISTILLED) if "DDIMScheduler" in found else found
