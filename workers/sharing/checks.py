@@ -134,11 +134,12 @@ def _values(arguments: Mapping[str, Any], rows: int) -> Iterator[tuple[str, Any]
 
 def _differ(value: Any, places: Sequence[int]) -> torch.Tensor | bool:
     if not torch.is_tensor(value):
-        chosen = [value[each] for each in places]
-        if len({each.shape for each in chosen}) > 1:
+        each = [value[place] for place in places]
+        if len({one.shape for one in each}) > 1:
             return True
-        value, places = torch.stack(chosen), range(len(chosen))
+        value, places = torch.stack(each), range(len(each))
     step = places[1] - places[0]
+    chosen: torch.Tensor
     if list(range(places[0], len(value), step)) == list(places):
         chosen = value[places[0] :: step]  # without a copy, as calls are alike as a rule
     else:
