@@ -9,8 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from configs.devices import Machine
 from configs.errors import GenerationError
+from configs.machine import Machine
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan
 from routing.broker import Broker
