@@ -14,7 +14,7 @@ from typing import Protocol
 import psutil
 from redis.exceptions import RedisError
 
-from configs.devices import Machine
+from configs.machine import Machine
 from configs.stage_config import ReplicaPlan
 from routing.replica import DrainCommand, Heartbeat, HeartbeatAnswer, Registry, ReplicaState
 

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from configs.devices import Machine
 from configs.errors import GenerationError, ModelLoadFailed
+from configs.machine import Machine
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan
 from routing.broker import Broker

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from configs.errors import ModelLoadFailed
+from configs.machine import why_no_cuda
 from configs.stage_config import EngineArgs, ReplicaPlan
 from workers.devices.chunk import denoisers
 from workers.devices.weights import quantized_arguments, weight_dtype
@@ -140,9 +141,9 @@ def _hold_autoencoder(pipe: Any) -> None:
 def _device(args: EngineArgs) -> str:
     cuda = torch.cuda.is_available()
     if args.device == "cuda" and not cuda:
+        reason = why_no_cuda(torch.__version__, torch.version.cuda)
         raise ModelLoadFailed(
-            f"{args.model}: engine_args.device is cuda and torch {torch.__version__} sees none;"
-            " check the driver and CUDA_VISIBLE_DEVICES, or use device: cpu"
+            f"{args.model}: its device is cuda, which cannot be used: {reason}; or use device: cpu"
         )
     if args.device == "auto":
         return "cuda" if cuda else "cpu"
