@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from PIL import Image
 
-from configs.errors import NonFiniteOutput
 from configs.parameters import FROM_IMAGE_TASKS, Parameters
 from workers.engine.arguments import (
     Inputs,
@@ -22,8 +21,8 @@ from workers.engine.arguments import (
 )
 from workers.engine.generation import (
     Generation,
+    non_finite,
     output_of,
-    refuse_non_finite,
 )
 from workers.engine.progress import Interrupted, Progress
 from workers.engine.run import Run, Runs, Slot
@@ -325,13 +324,12 @@ class BatchRun(Run):
     def refuse_non_finite(self, sample: torch.Tensor) -> None:
         """End the requests whose samples are no numbers."""
         if len(sample) != self._rows.total:
-            refuse_non_finite(sample, "the denoiser")
+            super().refuse_non_finite(sample)
             return
+        finite = torch.isfinite(sample).flatten(1).all(1).tolist()
         for slot in self.slots:
-            try:
-                refuse_non_finite(sample[self._rows.of(slot)], "the denoiser")
-            except NonFiniteOutput as error:
-                slot.end(error=error)
+            if not all(finite[self._rows.of(slot)]):
+                slot.end(error=non_finite("the denoiser"))
 
     def rows_of(self, slot: Slot) -> slice:
         """Return which of the samples are those of a request."""

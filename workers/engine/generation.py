@@ -1,6 +1,7 @@
 """What a run made: pictures, videos and the figures that go with them."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,29 +15,38 @@ from configs.parameters import Parameters
 from workers.families import IMAGE_FIELDS, SINGLE_VIDEO_FIELD, VIDEO_FIELDS
 
 
-def refuse_non_finite(sample: torch.Tensor, maker: str) -> None:
-    """Raise NonFiniteOutput unless all of `sample`, which `maker` gave, are numbers."""
-    if not bool(torch.isfinite(sample).all()):
-        raise NonFiniteOutput(
-            f"{maker} gave NaN or infinity;"
-            " another dtype (bfloat16 or float32), size or guidance may help"
-        )
+def refuse_non_finite(finite: torch.Tensor, maker: str) -> None:
+    """Raise NonFiniteOutput unless what `maker` gave is all numbers; waits for the device.
 
-
-def watch_decoder(vae: Any) -> None:
-    """Have an autoencoder refuse what its decoder makes of numbers too large for its type.
-
-    Here and not in the pixels: on their way to those infinity is clamped to white or black.
+    `finite` holds truth values, for the whole or for its parts.
     """
+    if not bool(finite.all()):
+        raise non_finite(maker)
+
+
+def non_finite(maker: str) -> NonFiniteOutput:
+    """Return the error for what `maker` gave."""
+    return NonFiniteOutput(
+        f"{maker} gave NaN or infinity;"
+        " another dtype (bfloat16 or float32), size or guidance may help"
+    )
+
+
+def watch_decoder(vae: Any, tell: Callable[[torch.Tensor], None]) -> None:
+    """Have `tell` called with whether what an autoencoder's decoder made is finite, each time.
+
+    That is a truth value on its device, for which nobody has waited. Its numbers may be too large
+    for its type; the pixels do not show it: on their way infinity is clamped to white or black.
+    """
+
+    def look(_module: Any, _arguments: Any, output: Any) -> None:
+        sample = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
+        if torch.is_tensor(sample):
+            tell(torch.isfinite(sample).all())
+
     decoder = getattr(vae, "decoder", None)
     if isinstance(decoder, torch.nn.Module):
-        decoder.register_forward_hook(_look)
-
-
-def _look(_module: Any, _arguments: Any, output: Any) -> None:
-    sample = output[0] if isinstance(output, tuple) else getattr(output, "sample", output)
-    if torch.is_tensor(sample):
-        refuse_non_finite(sample, "the autoencoder")
+        decoder.register_forward_hook(look)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,10 @@ from workers.engine.generation import (
 from workers.engine.pipelines import PipelineCopies
 from workers.engine.progress import Progress
 from workers.engine.schedulers import step_arguments
-from workers.engine.steps import WatchedStep, steps_from
+from workers.engine.steps import Pace, WatchedStep, steps_from
 from workers.families import DEFAULT_FPS
 from workers.patches import counted_steps, free_parts, patched
+from workers.sharing.cost import mark
 from workers.sharing.rendezvous import Rendezvous
 
 
@@ -152,7 +153,7 @@ class Runs:
         self.offloads = bool(getattr(pipe, "_all_hooks", ()))
         self._vae = getattr(pipe, "vae", None)
         self._vae_dtype = _dtype(self._vae)
-        watch_decoder(self._vae)
+        watch_decoder(self._vae, self._after_decode)
         for denoiser in denoisers(pipe).values():
             denoiser.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
@@ -166,6 +167,11 @@ class Runs:
         """Undo the upcast of a pipeline that an error left in place (SDXL)."""
         if self._vae is not None and _dtype(self._vae) != self._vae_dtype:
             self._vae.to(dtype=self._vae_dtype)
+
+    def _after_decode(self, finite: torch.Tensor) -> None:
+        run: Run | None = getattr(self.current, "run", None)
+        if run is not None:
+            run.decoded_finite.append(finite)
 
     def _before_forward(
         self, denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -193,6 +199,7 @@ class Run:
         steps: Denoising steps, in calls of the noise scheduler.
         step: Those done.
         latents: The sample after the last of them.
+        decoded_finite: Whether what the decoder made is finite, piece by piece, on its device.
         encoded_at: When the first call of the denoiser began, as `time.perf_counter` says.
         holds_turn: Whether no other run encodes or decodes now.
         text_state: What the text encoders are set to.
@@ -213,6 +220,7 @@ class Run:
         self.arguments: dict[str, Any] = {}
         self.step, self.steps = 0, slots[0].parameters.num_inference_steps
         self.latents: torch.Tensor | None = None
+        self.decoded_finite: list[torch.Tensor] = []
         self.encoded_at: float | None = None
         self.holds_turn = True
         self.text_state: tuple[Any, ...] = (slots[0].in_float32,)
@@ -224,6 +232,7 @@ class Run:
         self.after_denoise: list[Callable[[Run], None]] = []
         self._runs = runs
         self._last_step: float | None = None
+        self._pace = Pace()
         self._ended = 0.0
 
     def call(self) -> Any:
@@ -257,6 +266,8 @@ class Run:
                 # tensors until the next garbage collection.
                 around.enter_context(patched(pipe.scheduler, "step", watched))
                 output = pipe(**self.arguments)
+                if self.decoded_finite:  # read here, where the pixels have come and nobody waits
+                    refuse_non_finite(torch.stack(self.decoded_finite), "the autoencoder")
             self._ended = time.perf_counter()
             self._steer()  # what was changed while it was decoded came too late
             return output
@@ -291,8 +302,7 @@ class Run:
         """Note a step of the scheduler, and end the denoising after the last; returns `result`."""
         sample = result[0]
         if sample.is_cuda:
-            # Python runs ahead of the device: without this, steps are told that are not done yet.
-            torch.cuda.current_stream(sample.device).synchronize()
+            self._pace.keep(mark(sample.device))
         self._last_step = time.perf_counter()
         if self.encoded_at is None:  # a denoiser by another name
             self.encoded()
@@ -304,6 +314,7 @@ class Run:
         self.at_boundary()
         if self.step == self.steps:
             self.refuse_non_finite(sample)
+            self._last_step = time.perf_counter()
             self.denoised()
         return result
 
@@ -334,7 +345,7 @@ class Run:
 
     def refuse_non_finite(self, sample: torch.Tensor) -> None:
         """Raise NonFiniteOutput unless all of the last sample are numbers."""
-        refuse_non_finite(sample, "the denoiser")
+        refuse_non_finite(torch.isfinite(sample), "the denoiser")
 
     def rows_of(self, slot: Slot) -> slice:
         """Return which of the samples are those of a request."""

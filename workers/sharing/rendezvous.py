@@ -47,6 +47,11 @@ class CallQueue:
                 found = True
         return found
 
+    @property
+    def several(self) -> bool:
+        """Whether more than one is in its loop, whose next calls may go together."""
+        return len(self._members) > 1
+
     def forget(self, member: Member) -> None:
         """Let nobody wait for a member any more."""
         self._members.discard(member)
@@ -264,11 +269,14 @@ class Rendezvous:
         """Run a group, with the lock open meanwhile."""
         self.queue.remove(group)
         self._busy = True
+        # A lone request hands the device its next step early; of several, the next calls gather
+        # while the device works, which shows only by waiting for it.
+        several = self.queue.several
         self._lock.release()
         try:
             key = group[0].member.key
             if self._key == key or self._set_to(key, group):
-                run_group(group, group[0].stats or BatchStats())
+                run_group(group, group[0].stats or BatchStats(), wait=several)
         finally:
             self._lock.acquire()
             for call in group:
