@@ -18,6 +18,8 @@ from configs.stage_config import ReplicaPlan, StageConfig
 DeviceKind = Literal["cuda", "cpu"]
 
 _NVIDIA_FILE: Final = re.compile(r"nvidia\d+\Z")
+# Torch reads the first of these that is set (2.13, CUDAAllocatorConfig.h).
+_ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _NOUNS: Final[Mapping[DeviceKind, str]] = {"cuda": "CUDA device", "cpu": "CPU core"}
 
 
@@ -102,7 +104,9 @@ def device_environment(
     """Return the variables that a replica's process must have before torch is imported.
 
     They are those of `runtime.env`, and CUDA_VISIBLE_DEVICES, empty for a replica on CPU cores.
-    Such a one also gets as many threads as it has cores, unless `runtime.env` says otherwise.
+    Such a one also gets as many threads as it has cores, unless `runtime.env` says otherwise. One
+    on CUDA devices gets memory in segments that grow, since requests of many sizes leave holes
+    between others, unless the allocator of torch is configured there or in `environ`.
 
     Args:
         plan: The replica.
@@ -112,7 +116,13 @@ def device_environment(
     if machine.kind_for(plan.stage) == "cuda":
         listed = _listed_gpus(environ)
         entries = plan.devices if listed is None else [listed[device] for device in plan.devices]
-        return {**plan.stage.runtime.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, entries))}
+        env = plan.stage.runtime.env
+        own = any(name in env or name in environ for name in _ALLOCATOR)
+        return {
+            **({} if own else {_ALLOCATOR[-1]: "expandable_segments:True"}),
+            **env,
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, entries)),
+        }
     threads = str(len(plan.devices))
     return {
         "OMP_NUM_THREADS": threads,

@@ -201,7 +201,10 @@ def test_device_numbers_count_along_the_visible_devices(
         environ, gpu_files(tmp_path, "nvidia0", "nvidia1", "nvidia2", "nvidia3")
     )
     second = plan_replicas(stages)[1]
-    assert device_environment(second, machine, environ) == {"CUDA_VISIBLE_DEVICES": visible}
+    assert device_environment(second, machine, environ) == {
+        "CUDA_VISIBLE_DEVICES": visible,
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    }
     assert core_affinity(second, machine) == frozenset()
 
 
@@ -227,7 +230,8 @@ def test_variables_of_the_stage_win_over_the_thread_count(tmp_path: Path) -> Non
     assert given["OMP_NUM_THREADS"] == "7"
     assert given["MKL_NUM_THREADS"] == "1"
     assert given["HF_HUB_OFFLINE"] == "1"
-    on_gpu = device_environment(plan, FOUR_GPUS, {})
+    configured = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    on_gpu = device_environment(plan, FOUR_GPUS, configured)
     assert on_gpu == {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "0"}
 
 
