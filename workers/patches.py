@@ -46,6 +46,9 @@ Weights and parts.
   type than the denoiser's. 26 pipelines of diffusers bring one to float32 and back, and hand one
   that is in float32 already latents in half precision, which its layers refuse. Breaks: nothing
   where a pipeline casts them itself.
+- `snapshot_download` (workers/engine/loading/download.py): while diffusers downloads a pipeline,
+  one that looks at the disk first and counts bytes; diffusers hands through no class for its bars.
+  Breaks: another name there; tests/engine/test_download.py fails.
 - `ImageTextProcessor`: Qwen-Image-Edit loads without torchvision, which it needs for videos only.
 """
 

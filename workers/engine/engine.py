@@ -31,6 +31,7 @@ from workers.engine.features import FEATURES
 from workers.engine.generation import Generation
 from workers.engine.known_settings import find_defaults
 from workers.engine.loader import load
+from workers.engine.loading.download import Tell, untold
 from workers.engine.loading.dtypes import part_dtypes
 from workers.engine.loading.settings import finish_settings
 from workers.engine.progress import Progress, SilentProgress
@@ -101,13 +102,15 @@ class Engine:
         self.abilities = self._with_offers(abilities)
 
     @classmethod
-    def load(cls, plan: ReplicaPlan) -> Self:
+    def load(cls, plan: ReplicaPlan, tell: Tell = untold) -> Self:
         """Load the model of `plan` onto its devices; takes seconds to minutes.
+
+        `tell` learns what is done meanwhile, with the bytes of a download.
 
         Raises:
             ModelLoadFailed: With the model, the cause and a fix.
         """
-        loaded = load(plan)
+        loaded = load(plan, tell)
         pipe, plan = loaded.pipe, loaded.plan
         args = plan.stage.engine_args
         settings = args.pipeline
@@ -138,7 +141,7 @@ class Engine:
         """End what works for the engine outside of its runs; it must have none any more."""
         self.chunk.close()
 
-    def warm_up(self) -> None:
+    def warm_up(self, tell: Tell = untold) -> None:
         """Make one output of each warm-up size in two steps, so that no client gets the slow run.
 
         The default size comes first, then those of `warmup_shapes`. Further tasks of the same parts
@@ -154,6 +157,8 @@ class Engine:
         )
         self._decoder.measuring = True
         for parameters, inputs in requests.of_each_size():
+            frames = f"x{parameters.num_frames}" if parameters.num_frames else ""
+            tell(f"warming up {parameters.width}x{parameters.height}{frames}")
             self.generate(parameters, SilentProgress(), inputs)
         self._decoder.measuring = False
         if self._rendezvous is not None:

@@ -60,12 +60,20 @@ def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
 
 
 def names_of(model: str) -> list[str]:
-    """Return what a model may be called, that by which its folder was saved first."""
-    index = Path(model) / "model_index.json"
+    """Return what a model may be called, that by which its folder was saved first.
+
+    A snapshot of the hub is called by its id too: `models--org--name/snapshots/commit`.
+    """
+    folder = Path(model)
+    index = folder / "model_index.json"
     if not index.is_file():
         return [model]
     saved_from = json.loads(index.read_text(encoding="utf-8")).get("_name_or_path")
-    return [saved_from, model] if isinstance(saved_from, str) else [model]
+    names = [saved_from] if isinstance(saved_from, str) else []
+    kind, _, hub_id = folder.parent.parent.name.partition("--")
+    if folder.parent.name == "snapshots" and kind == "models":
+        names.insert(0, hub_id.replace("--", "/", 1))
+    return [*names, model]
 
 
 def _saved_as(pipe: Any) -> SavedAs:
