@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from workers.devices.weights import quantized_arguments, weight_dtype
 from workers.engine.loading.download import Tell, fetch, untold
 from workers.engine.loading.dtypes import Dtypes, with_dtypes
 from workers.engine.loading.failures import explain
-from workers.engine.loading.settings import apply_settings, place
+from workers.engine.loading.memory import check_memory, estimate, free_host, free_memory
+from workers.engine.loading.saved_parts import read_parts
+from workers.engine.loading.settings import apply_settings, device_map_of, place
+from workers.engine.loading.turns import turn_to_load
 from workers.patches import ImageTextProcessor, hold_dtype
 
 logger = logging.getLogger(__name__)
@@ -95,8 +99,7 @@ def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
     untyped_transformers.utils.logging.disable_progress_bar()
     args = plan.stage.engine_args
     device = _device(args)
-    spread = args.parallel_config.device_map is not None
-    if spread and device == "cpu":
+    if args.parallel_config.device_map is not None and device == "cpu":
         raise ModelLoadFailed(
             f"{args.model}: parallel_config.device_map: balanced spreads parts over CUDA devices,"
             " and these are CPU cores; leave it out"
@@ -106,8 +109,29 @@ def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
     tell("loading")
     if device == "cpu":
         torch.set_num_threads(len(plan.devices))
-    plan, dtypes = with_dtypes(plan, device)
+    parts = read_parts(Path(plan.stage.engine_args.model), plan.stage.engine_args.variant)
+    plan, dtypes = with_dtypes(plan, parts, device)
     args = plan.stage.engine_args
+    need = estimate(args, parts, device)
+    with _turn(need.host_own, tell):
+        check_memory(args, parts, need, *free_memory(device))
+        pipe = _read(args, dtypes, device)
+    return LoadedPipeline(pipe, plan, dtypes)
+
+
+def _turn(needed: int, tell: Tell) -> AbstractContextManager[None]:
+    """Wait for memory that replicas of this host take as they load; none is waited for without."""
+    if not needed:
+        return nullcontext()
+
+    def waiting() -> None:
+        tell("waiting for memory until another replica has loaded")
+
+    return turn_to_load(needed, free_host, waiting, loading=lambda: tell("loading"))
+
+
+def _read(args: EngineArgs, dtypes: Dtypes, device: str) -> Any:
+    untyped_diffusers: Any = diffusers
     index = untyped_diffusers.DiffusionPipeline.load_config(args.model)
     pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(
         args.model,
@@ -115,15 +139,15 @@ def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
         variant=args.variant,
         local_files_only=True,
         **replaced_parts(index, args.model),
-        **({"device_map": "balanced"} if spread else {}),
+        device_map=device_map_of(args, device),
         **quantized_arguments(args, device),
     )
     pipe.set_progress_bar_config(disable=True)
     apply_settings(pipe, args.pipeline)
-    if not spread:
+    if args.parallel_config.device_map is None:
         place(pipe, args.pipeline, torch.device("cuda:0" if device == "cuda" else "cpu"))
     _hold_autoencoder(pipe)
-    return LoadedPipeline(pipe, plan, dtypes)
+    return pipe
 
 
 def _with_model(plan: ReplicaPlan, folder: Path) -> ReplicaPlan:

@@ -21,6 +21,7 @@ from configs.parameters import (
     Parameters,
 )
 from workers.engine.arguments import Inputs, arguments_of, left_out
+from workers.engine.generation import byte_frames
 from workers.engine.schedulers import is_flow, made_scheduler, staged_sigmas
 from workers.families import FRAME_COUNTS, family_of
 from workers.patches import put
@@ -254,8 +255,11 @@ class PipelineCopies:
         classes: Of the pipelines of each task.
     """
 
-    def __init__(self, pipe: Any, abilities: Abilities) -> None:
-        """Copy `pipe` and those that other tasks make of its parts."""
+    def __init__(self, pipe: Any, abilities: Abilities, *, frames_as_bytes: bool = False) -> None:
+        """Copy `pipe` and those that other tasks make of its parts.
+
+        With `frames_as_bytes` pipelines for videos give bytes where they would give floats.
+        """
         self._pipe = pipe
         self._abilities = abilities
         # Prompts, and negative ones above all, come again.
@@ -263,6 +267,9 @@ class PipelineCopies:
         self._pipes = task_pipelines(pipe)
         self._sigmas = staged_sigmas(pipe.scheduler)
         self.classes = {task: type(each) for task, each in self._pipes.items()}
+        pipes = self._pipes.items() if frames_as_bytes else ()
+        found = {task: byte_frames(each) for task, each in pipes}
+        self._frames = {task: each for task, each in found.items() if each is not None}
 
     def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
         """Return a copy for one run.
@@ -315,6 +322,8 @@ class PipelineCopies:
         put(pipe, "scheduler", scheduler, over=True)
         # What it does for one pipeline alone would be done to all that share the parts.
         put(pipe, "maybe_free_model_hooks", _nothing)
+        if task in self._frames:
+            put(pipe, "video_processor", self._frames[task], over=True)
         return pipe
 
 
