@@ -26,7 +26,10 @@ One request, on its own copy of the pipeline; the model's own is never changed.
 - `pipe.encode_prompt` (features/prompt_cache.py): what was encoded before is not encoded again.
 - Floats whose value changes (features/guidance.py): guidance changes while a request runs. Breaks:
   a pipeline that reads the scale once; that is noticed and stands in `warnings`.
-- `vae.decode` (workers/engine/batch.py): outputs of canceled requests of a batch are not decoded.
+- `vae.decode` (workers/engine/decoder.py): outputs of canceled requests of a batch are not decoded;
+  short of memory it decodes one by one, then in tiles.
+- `pipe.video_processor` (workers/engine/pipelines.py), with another `pt_to_numpy`: frames become
+  bytes on the device. Breaks: another name for either; then floats are moved, as before.
 
 Sharing of the denoiser.
 - `forward` (workers/sharing/rendezvous.py): calls of several requests become one. (workers/devices/
@@ -43,6 +46,9 @@ Weights and parts.
   type than the denoiser's. 26 pipelines of diffusers bring one to float32 and back, and hand one
   that is in float32 already latents in half precision, which its layers refuse. Breaks: nothing
   where a pipeline casts them itself.
+- `snapshot_download` (workers/engine/loading/download.py): while diffusers downloads a pipeline,
+  one that looks at the disk first and counts bytes; diffusers hands through no class for its bars.
+  Breaks: another name there; tests/engine/test_download.py fails.
 - `ImageTextProcessor`: Qwen-Image-Edit loads without torchvision, which it needs for videos only.
 """
 

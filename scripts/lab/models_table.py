@@ -74,7 +74,7 @@ TITLES = {
         "Qwen-Image-Edit",
         ("Qwen/Qwen-Image-Edit",),
         "guidance as Qwen-Image; without `strength`. `Qwen/Qwen-Image-Edit-2509` goes by the same"
-        " rules, with up to three images. Without torchvision, from a folder only",
+        " rules, with up to three images",
     ),
     "pixart": ModelFamily("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
     "sana": ModelFamily("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),

@@ -3,7 +3,8 @@
 import importlib.util
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ import torch
 import transformers
 
 from configs.errors import ModelLoadFailed
+from configs.machine import why_no_cuda
 from configs.stage_config import EngineArgs, ReplicaPlan
 from workers.devices.chunk import denoisers
 from workers.devices.weights import quantized_arguments, weight_dtype
+from workers.engine.loading.download import Tell, fetch, untold
 from workers.engine.loading.dtypes import Dtypes, with_dtypes
-from workers.engine.loading.settings import apply_settings, place
-from workers.failures import is_out_of_memory, short_cause
+from workers.engine.loading.failures import explain
+from workers.engine.loading.memory import check_memory, estimate, free_host, free_memory
+from workers.engine.loading.saved_parts import read_parts
+from workers.engine.loading.settings import apply_settings, device_map_of, place
+from workers.engine.loading.turns import turn_to_load
 from workers.patches import ImageTextProcessor, hold_dtype
 
 logger = logging.getLogger(__name__)
@@ -41,47 +47,14 @@ def replaced_parts(index: Mapping[str, Any], model: str, **options: Any) -> dict
     }
 
 
-_OWN_CODE = "only pipelines of diffusers itself are served; save the model as one"
-
-
-_OTHER_VERSION = "the class may need another version of diffusers than {diffusers}"
-
-
-_DAMAGED = "it is damaged; download or copy the model again"
-
-
-_NETWORK = "check the network, or give the path of a folder"
-
-
-# Signs in the text of a failure or of its cause, and the fix. The first that is there counts.
-_FIXES = (
-    ("not one of the libraries", "only parts from diffusers and transformers are served"),
-    ("custom code", _OWN_CODE),
-    ("attribute name must be string", _OWN_CODE),
-    ("such modeling files are", "leave engine_args.variant out, or name one that the model has"),
-    ("diffusers has no attribute", _OTHER_VERSION),
-    ("has no class", _OTHER_VERSION),
-    ("gated repo", "accept the model's terms on the hub and set HF_TOKEN"),
-    ("401 client error", "check the model id; a private model needs HF_TOKEN"),
-    ("404 client error", "check the model id and engine_args.revision"),
-    ("not fully cached", _NETWORK),
-    ("timed out", _NETWORK),
-    ("unable to load weights", _DAMAGED),
-    ("safetensorerror", _DAMAGED),
-    ("not a valid json", _DAMAGED),
-    ("no file named", "a file of the model is missing; download or copy the model again"),
-    ("were passed", "a part that the pipeline needs is missing from model_index.json"),
-    ("expected shape", "the weights do not belong to the configuration beside them"),
-)
-
-
 @dataclass(frozen=True)
 class LoadedPipeline:
     """A pipeline on its devices.
 
     Attributes:
         pipe: The pipeline.
-        plan: As it was loaded: with the type of each part in place of `auto`.
+        plan: As it was loaded: with the model's folder in place of a hub id, and the type of each
+            part in place of `auto`.
         dtypes: These types, and where they are from.
     """
 
@@ -95,9 +68,10 @@ def load_pipeline(plan: ReplicaPlan) -> Any:
     return load(plan).pipe
 
 
-def load(plan: ReplicaPlan) -> LoadedPipeline:
+def load(plan: ReplicaPlan, tell: Tell = untold) -> LoadedPipeline:
     """Load the pipeline of `plan`, ready on its devices, in evaluation mode.
 
+    A model of the hub is downloaded first, and `tell` learns how far that is.
     On CUDA the replica sees only its own chunk, as devices 0 to world_size - 1. The first holds the
     whole pipeline (``workers.devices.chunk`` gives the others work), unless the parts are
     spread by diffusers' `device_map="balanced"` (text encoders, denoiser and autoencoder on
@@ -108,52 +82,77 @@ def load(plan: ReplicaPlan) -> LoadedPipeline:
     Raises:
         ModelLoadFailed: Whatever went wrong, in one line with a fix.
     """
-    args = plan.stage.engine_args
+    model = plan.stage.engine_args.model
     try:
-        return _load(plan, args)
-    except ModelLoadFailed:
-        raise
+        return _load(plan, tell)
     except Exception as error:
-        logger.exception("loading %s failed", args.model)
-        message = _explain(args.model, error)
+        failure = explain(model, error)
+        logger.warning("loading %s failed", model, exc_info=not failure.lasting)
     # Raised out here, so that no traceback keeps half a model in memory.
-    raise ModelLoadFailed(message)
+    raise failure
 
 
-def _load(plan: ReplicaPlan, args: EngineArgs) -> LoadedPipeline:
+def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
     untyped_diffusers: Any = diffusers
     untyped_transformers: Any = transformers
     untyped_diffusers.utils.logging.disable_progress_bar()
     untyped_transformers.utils.logging.disable_progress_bar()
+    args = plan.stage.engine_args
     device = _device(args)
-    spread = args.parallel_config.device_map is not None
-    if spread and device == "cpu":
+    if args.parallel_config.device_map is not None and device == "cpu":
         raise ModelLoadFailed(
             f"{args.model}: parallel_config.device_map: balanced spreads parts over CUDA devices,"
             " and these are CPU cores; leave it out"
         )
+    if args.model_path is None:
+        plan = _with_model(plan, fetch(args, tell))
+    tell("loading")
     if device == "cpu":
         torch.set_num_threads(len(plan.devices))
-    plan, dtypes = with_dtypes(plan, device)
+    parts = read_parts(Path(plan.stage.engine_args.model), plan.stage.engine_args.variant)
+    plan, dtypes = with_dtypes(plan, parts, device)
     args = plan.stage.engine_args
-    local = Path(args.model).is_dir()
-    index = untyped_diffusers.DiffusionPipeline.load_config(args.model) if local else {}
+    need = estimate(args, parts, device)
+    with _turn(need.host_own, tell):
+        check_memory(args, parts, need, *free_memory(device))
+        pipe = _read(args, dtypes, device)
+    return LoadedPipeline(pipe, plan, dtypes)
+
+
+def _turn(needed: int, tell: Tell) -> AbstractContextManager[None]:
+    """Wait for memory that replicas of this host take as they load; none is waited for without."""
+    if not needed:
+        return nullcontext()
+
+    def waiting() -> None:
+        tell("waiting for memory until another replica has loaded")
+
+    return turn_to_load(needed, free_host, waiting, loading=lambda: tell("loading"))
+
+
+def _read(args: EngineArgs, dtypes: Dtypes, device: str) -> Any:
+    untyped_diffusers: Any = diffusers
+    index = untyped_diffusers.DiffusionPipeline.load_config(args.model)
     pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(
         args.model,
         dtype={part: weight_dtype(args, device, part) for part in dtypes.types},
         variant=args.variant,
-        revision=args.revision,
-        local_files_only=local,
+        local_files_only=True,
         **replaced_parts(index, args.model),
-        **({"device_map": "balanced"} if spread else {}),
+        device_map=device_map_of(args, device),
         **quantized_arguments(args, device),
     )
     pipe.set_progress_bar_config(disable=True)
     apply_settings(pipe, args.pipeline)
-    if not spread:
+    if args.parallel_config.device_map is None:
         place(pipe, args.pipeline, torch.device("cuda:0" if device == "cuda" else "cpu"))
     _hold_autoencoder(pipe)
-    return LoadedPipeline(pipe, plan, dtypes)
+    return pipe
+
+
+def _with_model(plan: ReplicaPlan, folder: Path) -> ReplicaPlan:
+    args = replace(plan.stage.engine_args, model=str(folder), revision=None)
+    return replace(plan, stage=replace(plan.stage, engine_args=args))
 
 
 def _hold_autoencoder(pipe: Any) -> None:
@@ -166,23 +165,10 @@ def _hold_autoencoder(pipe: Any) -> None:
 def _device(args: EngineArgs) -> str:
     cuda = torch.cuda.is_available()
     if args.device == "cuda" and not cuda:
+        reason = why_no_cuda(torch.__version__, torch.version.cuda)
         raise ModelLoadFailed(
-            f"{args.model}: engine_args.device is cuda and torch {torch.__version__} sees none;"
-            " check the driver and CUDA_VISIBLE_DEVICES, or use device: cpu"
+            f"{args.model}: its device is cuda, which cannot be used: {reason}; or use device: cpu"
         )
     if args.device == "auto":
         return "cuda" if cuda else "cpu"
     return args.device
-
-
-def _explain(model: str, error: Exception) -> str:
-    cause = short_cause(error)
-    if error.__cause__ is not None:
-        cause = f"{cause} ({short_cause(error.__cause__)})"
-    if is_out_of_memory(error):
-        return f"{model}: too little memory to load it: {cause}; try a smaller dtype"
-    if isinstance(error, ImportError):
-        return f"{model}: a library is missing: {cause}; install it"
-    text = f"{type(error).__name__} {error} {error.__cause__}".lower()
-    fix = next((fix for sign, fix in _FIXES if sign in text), "the replica's log has more")
-    return f"{model}: {cause}; {fix.format(diffusers=diffusers.__version__)}"
