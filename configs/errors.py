@@ -12,7 +12,7 @@ was found and the way to fix it. `api/errors.py` turns these into responses.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 
 @dataclass(frozen=True)
@@ -204,10 +204,23 @@ class GenerationError(ServingError):
         return cls(message, retryable=retryable)
 
 
+# Exit code of a replica whose next try would fail as well; its supervisor does not start it again.
+EXIT_LASTING: Final = 5
+
+
 class ModelLoadFailed(GenerationError):
-    """Raised when the pipeline of a replica cannot be loaded or warmed up."""
+    """Raised when the pipeline of a replica cannot be loaded or warmed up.
+
+    Attributes:
+        lasting: Whether it stays so until a person changes something: another try is in vain.
+    """
 
     code = "model_load_failed"
+
+    def __init__(self, message: str, *, lasting: bool = False, **parts: Any) -> None:
+        """Take the parts of any error beside."""
+        super().__init__(message, **parts)
+        self.lasting = lasting
 
 
 class OutOfMemory(GenerationError):

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 from marshmallow import fields, validate
 
 from configs.fields import Flag, Number, OneOf, Text, Whole
+from configs.scheduler_fields import Scheduler, SchedulerSettings
 from configs.stage_fields import (
+    ByPart,
     CacheOptions,
     Devices,
     Environment,
@@ -148,22 +150,25 @@ class EngineArgs:
     Attributes:
         model: Absolute path of a diffusers folder, or a hub id `org/name`.
         served_model_name: Name clients use; None for the model's own.
-        dtype: Type of the weights; `auto` leaves it to the engine.
+        dtype: Type of the weights, of all parts or by their names; `default` is that of parts that
+            are not named, and `auto` leaves it to the engine.
         device: Kind of device; `auto` is CUDA where the machine has it, else CPU.
         revision: Branch, tag or commit of a hub model.
         variant: Weight variant such as `fp16`.
         max_num_seqs: Requests that may share a denoising step of one replica.
+        scheduler: What is changed of the model's noise scheduler; None for nothing.
         parallel_config: Devices of one replica.
         pipeline: Memory, speed, adapters and warm-up.
     """
 
     model: Annotated[str, Model("Qwen/Qwen-Image", required=True)]
     served_model_name: Annotated[str | None, Text("my-model")] = None
-    dtype: Annotated[Dtype, OneOf(*get_args(Dtype))] = "auto"
+    dtype: Annotated[Dtype | Mapping[str, Dtype], ByPart(*get_args(Dtype))] = "auto"
     device: Annotated[Device, OneOf(*get_args(Device))] = "auto"
     revision: Annotated[str | None, Text("main")] = None
     variant: Annotated[str | None, Text("fp16")] = None
     max_num_seqs: Annotated[int, Whole(1, 1024, "requests that may share a step")] = 1
+    scheduler: Annotated[SchedulerSettings | None, Scheduler()] = None
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
 

@@ -27,8 +27,9 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from configs.devices import check_machine, detect_machine, device_environment, pin_to_cores
-from configs.errors import ConfigurationError, GenerationError
+from configs.devices import check_machine, device_environment, pin_to_cores, with_device
+from configs.errors import EXIT_LASTING, ConfigurationError, GenerationError, ModelLoadFailed
+from configs.machine import detect_machine
 from configs.settings import Settings, load_settings
 from configs.stage_config import ReplicaPlan, StageConfig
 from configs.stages import find_replica, load_stages, plan_replicas
@@ -89,7 +90,7 @@ def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
         _give_up(str(refused), _EXIT_CONFIGURATION)
     os.environ.update(device_environment(plan, machine, os.environ))
     pin_to_cores(plan, machine)
-    replica = become(ReplicaProcess(plan, settings, machine))
+    replica = become(ReplicaProcess(with_device(plan, machine), settings, machine))
     instance.hostname = replica.node
     # Now, before torch is imported: what is registered first is called last.
     atexit.register(_leave)
@@ -117,8 +118,9 @@ def load_model(**_: Any) -> None:
         current().load()
     except GenerationError as failed:
         sys.stderr.write(f"Error: {current().plan.name}: {failed}\n")
+        lasting = isinstance(failed, ModelLoadFailed) and failed.lasting
         # At once: a thread may still wait for a rank that is gone, and Python would wait for it.
-        _end_now(_EXIT_MODEL)
+        _end_now(EXIT_LASTING if lasting else _EXIT_MODEL)
 
 
 @worker_ready.connect(weak=False)

@@ -163,6 +163,12 @@ def manners_of(denoiser: Any) -> DenoiserManners:
     return DENOISER_MANNERS.get(type(denoiser).__name__, _USUAL_MANNERS)
 
 
+# Autoencoders that their makers run in float32, by class; several families share Wan's.
+# https://huggingface.co/docs/diffusers/main/en/api/pipelines/wan: the VAE in float32 for better
+# decoding quality.
+FLOAT32_AUTOENCODERS = frozenset({"AutoencoderKLWan"})
+
+
 @dataclass(frozen=True, slots=True)
 class GivenArgument:
     """An argument that pipelines get a value for which their clients do not give.

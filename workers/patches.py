@@ -26,7 +26,10 @@ One request, on its own copy of the pipeline; the model's own is never changed.
 - `pipe.encode_prompt` (features/prompt_cache.py): what was encoded before is not encoded again.
 - Floats whose value changes (features/guidance.py): guidance changes while a request runs. Breaks:
   a pipeline that reads the scale once; that is noticed and stands in `warnings`.
-- `vae.decode` (workers/engine/batch.py): outputs of canceled requests of a batch are not decoded.
+- `vae.decode` (workers/engine/decoder.py): outputs of canceled requests of a batch are not decoded;
+  short of memory it decodes one by one, then in tiles.
+- `pipe.video_processor` (workers/engine/pipelines.py), with another `pt_to_numpy`: frames become
+  bytes on the device. Breaks: another name for either; then floats are moved, as before.
 
 Sharing of the denoiser.
 - `forward` (workers/sharing/rendezvous.py): calls of several requests become one. (workers/devices/
@@ -43,6 +46,13 @@ Sharing of the denoiser.
 Weights and parts.
 - `in_float32`: weights of half precision are exchanged for a second run after one that gave NaN.
 - `keep_forward`: diffusers' offload takes away nothing that stands over `forward`.
+- `hold_dtype` (workers/engine/loader.py): `encode`, `decode` and `to` of an autoencoder in another
+  type than the denoiser's. 26 pipelines of diffusers bring one to float32 and back, and hand one
+  that is in float32 already latents in half precision, which its layers refuse. Breaks: nothing
+  where a pipeline casts them itself.
+- `snapshot_download` (workers/engine/loading/download.py): while diffusers downloads a pipeline,
+  one that looks at the disk first and counts bytes; diffusers hands through no class for its bars.
+  Breaks: another name there; tests/engine/test_download.py fails.
 - `ImageTextProcessor`: Qwen-Image-Edit loads without torchvision, which it needs for videos only.
 """
 
@@ -57,6 +67,8 @@ import torch
 from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.hooks.group_offloading import _is_group_offload_enabled
 from diffusers.models import attention_dispatch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.utils import BaseOutput
 from transformers import Qwen2VLProcessor
 
 
@@ -201,6 +213,50 @@ def _tensors(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
     """All weights and buffers, each once."""
     found = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return list({id(tensor): tensor for tensor in found}.values())
+
+
+def hold_dtype(vae: torch.nn.Module) -> None:
+    """Have an autoencoder stay in its type and take tensors of others, as `encode` and `decode` do.
+
+    What it encodes comes back in the type of what it was given, which the denoiser then gets; what
+    it decodes stays as precise as it is.
+    """
+    own = next(vae.parameters()).dtype
+    encode: Any = getattr(vae, "encode", None)
+    decode: Any = getattr(vae, "decode", None)
+    move: Any = vae.to
+
+    def to(*arguments: Any, **options: Any) -> Any:
+        kept = [each for each in arguments if not isinstance(each, torch.dtype)]
+        options.pop("dtype", None)
+        return move(*kept, **options) if kept or options else vae
+
+    def encode_any(sample: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        encoded = encode(sample.to(own), *arguments, **options)
+        return encoded if sample.dtype == own else _as_dtype(encoded, sample.dtype)
+
+    def decode_any(latents: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        return decode(latents.to(own), *arguments, **options)
+
+    put(vae, "to", to)
+    if encode is not None:
+        put(vae, "encode", encode_any)
+    if decode is not None:
+        put(vae, "decode", decode_any)
+
+
+def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """The same with its tensors in that type: a tensor, a tuple, an output or a distribution."""
+    if torch.is_tensor(value):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(_as_dtype(each, dtype) for each in value)
+    if isinstance(value, BaseOutput):
+        return type(value)(**{name: _as_dtype(each, dtype) for name, each in value.items()})
+    if isinstance(value, DiagonalGaussianDistribution):
+        for name, each in vars(value).items():
+            setattr(value, name, _as_dtype(each, dtype))
+    return value
 
 
 def keep_forward(module: torch.nn.Module) -> None:

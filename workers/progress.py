@@ -45,6 +45,7 @@ class RunningRequest:
         moved_at: When it last did a step, by the clock.
         timeout: Seconds that it may run; None for no limit.
         preview: The newest preview that was not reported yet, its step and a JPEG.
+        storing: Whether the engine is done with it, and its outputs are on their way to the store.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RunningRequest:
         self._started = clock()
         self.timeout = request.timeout
         self.preview: tuple[int, bytes] | None = None
+        self.storing = False
         self._guidance: Mapping[str, float | None] = {}
         self._preview_every_s = preview_every_s
         self._shown_at = -math.inf
@@ -77,6 +79,10 @@ class RunningRequest:
         with self._lock:
             if self._stop is None:
                 self._stop = why
+
+    def begin_storing(self) -> None:
+        """Note that the engine is done with it."""
+        self.storing, self.moved_at = True, self._clock()
 
     def edit(self, request: Request) -> None:
         """Take over what may change while it runs: guidance, preview and timeout."""

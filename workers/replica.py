@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -9,8 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from configs.devices import Machine
-from configs.errors import GenerationError
+from configs.errors import GenerationError, ModelLoadFailed
+from configs.machine import Machine
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan
 from routing.broker import Broker
@@ -96,17 +97,23 @@ class ReplicaProcess:
             GenerationError: It could not be loaded or warmed up; the registry keeps the reason.
         """
         self.heartbeats.start()
-        # Here, since torch must not be imported before the device chunk is set.
+        # Here, since torch must not be imported before the device chunk is set. What imports make
+        # stays: not to look for garbage in it, now or later, saves CPU time at the start.
+        gc.disable()
         from workers.engine.engine import Engine
         from workers.outputs import OutputWriter
         from workers.runner import Runner
 
+        gc.freeze()
+        gc.enable()
+
         stage, settings = self.plan.stage, self._settings
         try:
-            engine = Engine.load(self.plan)
-            engine.warm_up()
+            engine = Engine.load(self.plan, self._life.tell)
+            engine.warm_up(self._life.tell)
         except GenerationError as error:
-            self._life.fail(str(error))
+            lasting = isinstance(error, ModelLoadFailed) and error.lasting
+            self._life.fail(str(error), lasting=lasting)
             self.heartbeats.stop()
             raise
         self._registry.publish_model(
@@ -156,6 +163,7 @@ class ReplicaProcess:
         if self._life.state is ReplicaState.FAILED:
             return
         if self.runner is not None:
+            self.runner.finish_storing()
             self._reporter.stop()
             self.runner.engine.close()
         self._life.state = ReplicaState.GONE

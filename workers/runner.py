@@ -1,4 +1,8 @@
-"""The runner: claims the next request of the queue, has the engine run it, records the outcome."""
+"""The runner: claims the next request of the queue, has the engine run it, records the outcome.
+
+The files of a finished run are encoded and stored by other threads, so that the engine works on the
+next request meanwhile. The record says `running` until they are stored.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final, ParamSpec, TypeVar
 
@@ -18,7 +23,7 @@ from routing.broker import Broker
 from routing.claims import Claims, Moved, MustRunAlone
 from routing.request import Failure, Outcome, Request, Status, Timings
 from workers.engine.arguments import Inputs
-from workers.engine.engine import Engine
+from workers.engine.engine import Engine, Generation
 from workers.engine.progress import Interrupted
 from workers.outputs import OutputWriter
 from workers.progress import Reporter, RunningRequest, Stop, moving_mean
@@ -34,9 +39,9 @@ class Runner:
     """Runs requests for one replica, each in the thread that calls :meth:`run_next`.
 
     Attributes:
-        runs: What runs now, by the ids of the requests.
+        runs: What runs now and what is being stored, by the ids of the requests.
         on_device_lost: Called with the reason once the device cannot be used any more.
-        capacity: Requests that may run at a time.
+        capacity: Requests that the engine may run at a time; as many more may be stored meanwhile.
         preview_every_s: Seconds between two previews of one run.
         closed: Whether nothing more is claimed.
         step_s: Seconds that a step takes; None before the first.
@@ -60,9 +65,19 @@ class Runner:
     _stopped_for: Stop | None = None
     _device_lost: bool = False
     _orphans: frozenset[str] = frozenset()
+    _storage: ThreadPoolExecutor = field(init=False)
+    _room_to_store: threading.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start no thread before there is something to store."""
+        self._storage = ThreadPoolExecutor(self.capacity, thread_name_prefix="store")
+        self._room_to_store = threading.Semaphore(self.capacity)
 
     def run_next(self) -> str | None:
-        """Run the first request of the queue to its end; return its id, None where nothing waited.
+        """Run the first request of the queue; return its id, None where nothing waited.
+
+        Its outputs may still be on their way to the store then. Where as many as may run are, it
+        waits until one is stored.
 
         Raises:
             redis.RedisError: Redis was away before anything was claimed.
@@ -74,6 +89,8 @@ class Runner:
                 request = self.claims.claim(self.name, self.incarnation)
             except MustRunAlone:
                 self.held_back.append(None)
+                if not self.runs:  # what it had to wait for has ended just now
+                    self._wake_held_back()
                 return None
             if request is None:
                 return None
@@ -82,15 +99,22 @@ class Runner:
             if self._stopped_for is not None:  # claimed while the others were being stopped
                 run.stop(self._stopped_for)
             self.reporter.wake()
+            made = None
             try:
-                self._run(run)
+                made = self._generate(run)
             finally:
-                del self.runs[request.id]
-            with contextlib.suppress(IndexError):
-                while True:
-                    self.held_back.popleft()
-                    self.broker.wake(self.name, "-", 0)
-            return request.id
+                if made is None:
+                    self._leave(run)
+        if made is not None:
+            self._hand_to_storage(run, made)
+        return request.id
+
+    def finish_storing(self) -> None:
+        """Wait until all that was made is stored and recorded; what comes later is stored at once.
+
+        Called when nothing runs any more.
+        """
+        self._storage.shutdown()
 
     def cancel(self, request_id: str, attempt: int) -> bool:
         """Stop a run at its next step; False where it does not run here."""
@@ -112,7 +136,7 @@ class Runner:
         """Whether another request could be claimed now."""
         # What must run alone fills the replica; the wake-ups that come meanwhile are kept.
         alone = self.runs and self.held_back
-        return not alone and len(self.runs) < self.capacity
+        return not alone and self._in_engine() < self.capacity
 
     def stop_all(self, why: Stop) -> None:
         """Claim nothing more, and end every run at its next step."""
@@ -145,7 +169,24 @@ class Runner:
             self._wake_owner(self.claims.hand_back(held[request_id]))
         self._orphans = orphans
 
-    def _run(self, run: RunningRequest) -> None:
+    def _in_engine(self) -> int:
+        return sum(not run.storing for run in list(self.runs.values()))
+
+    def _leave(self, run: RunningRequest) -> None:
+        """Let go of a run that has ended, and send the wake-ups again that came meanwhile."""
+        # Another attempt of the same request may run here by now.
+        if self.runs.get(run.request.id) is run:
+            del self.runs[run.request.id]
+        self._wake_held_back()
+
+    def _wake_held_back(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self.held_back.popleft()
+                self.broker.wake(self.name, "-", 0)
+
+    def _generate(self, run: RunningRequest) -> Generation | None:
+        """Have the engine run a request; None where it ended without outputs, which is recorded."""
         request, parameters = run.request, run.request.parameters
         try:
             has_inputs = parameters.image or parameters.mask_image
@@ -153,25 +194,43 @@ class Runner:
             made = self.engine.generate(parameters, run, inputs)
             if run.step_s is not None:
                 self.step_s = moving_mean(self.step_s, run.step_s)
-            outputs = self.writer.write(request, made)
-            timings = Timings(made.encode_s, made.denoise_s, made.decode_s, made.batch_mean)
-            outcome = Outcome(Status.SUCCEEDED, outputs, tuple(made.warnings), timings)
         except Interrupted as interrupted:
-            stopped = self._stopped(run, Stop(interrupted.reason))
-            if stopped is None:
-                return
-            outcome = stopped
+            outcome = self._stopped(run, Stop(interrupted.reason))
+            if outcome is not None:
+                self._record(run, outcome)
         except DeviceLost as lost:
             self._lose_device(request, lost)
-            return
-        except ServingError as error:
-            _logger.warning("%s failed: %s", request.id, error)
-            outcome = _failed(error.code, str(error), retryable=error.retryable)
-        except Exception:
-            _logger.exception("%s failed by a fault of the replica", request.id)
-            outcome = _failed(
-                GenerationFailed.code, "The replica failed unexpectedly; see its log for the cause."
-            )
+        except Exception as error:  # noqa: BLE001 - logged and recorded
+            self._record(run, _failure(request, error))
+        else:
+            return made
+        return None
+
+    def _hand_to_storage(self, run: RunningRequest, made: Generation) -> None:
+        self._room_to_store.acquire()
+        run.begin_storing()
+        try:
+            self._storage.submit(self._store, run, made)
+        except RuntimeError:  # the process ends, or the host has no thread left
+            self._store(run, made)
+
+    def _store(self, run: RunningRequest, made: Generation) -> None:
+        """Store what a run made, and record how it ended."""
+        try:
+            outputs = self.writer.write(run.request, made)
+            timings = Timings(made.encode_s, made.denoise_s, made.decode_s, made.batch_mean)
+            outcome = Outcome(Status.SUCCEEDED, outputs, tuple(made.warnings), timings)
+        except Exception as error:  # noqa: BLE001 - logged and recorded
+            outcome = _failure(run.request, error)
+        try:
+            self._record(run, outcome)
+        finally:
+            self._leave(run)
+            self._room_to_store.release()
+
+    def _record(self, run: RunningRequest, outcome: Outcome) -> None:
+        """Record how a run ended; where its claim no longer holds its files are removed."""
+        request = run.request
         outcome = replace(outcome, step=run.step, steps=run.steps)
         if not _insist(self.claims.finish, request, outcome):
             _logger.warning(
@@ -202,7 +261,7 @@ class Runner:
 
         The device reports a fault to whoever calls it next, which need not be who caused it.
         """
-        only = len(self.runs) == 1 and not self._device_lost
+        only = self._in_engine() == 1 and not self._device_lost
         self._device_lost = True
         self.stop_all(Stop.SUSPECT)
         _logger.critical("while it ran %s, attempt %d: %s", request.id, request.attempt, lost)
@@ -234,6 +293,17 @@ def _insist(record: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T
             _logger.warning("an outcome was not recorded, trying again in %g s: %s", pause, error)
             tries += 1
             time.sleep(pause)
+
+
+def _failure(request: Request, error: Exception) -> Outcome:
+    """Return the outcome of a request that an error ended, which it logs."""
+    if isinstance(error, ServingError):
+        _logger.warning("%s failed: %s", request.id, error)
+        return _failed(error.code, str(error), retryable=error.retryable)
+    _logger.error("%s failed by a fault of the replica", request.id, exc_info=error)
+    return _failed(
+        GenerationFailed.code, "The replica failed unexpectedly; see its log for the cause."
+    )
 
 
 def _failed(code: str, message: str, *, retryable: bool = False) -> Outcome:

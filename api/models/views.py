@@ -128,6 +128,14 @@ def _defaults(shown: ShownModel) -> dict[str, Any]:
     }
 
 
+def _dtype_sources(shown: ShownModel) -> dict[str, str]:
+    sources = shown.model.abilities.dtype_sources
+    return {
+        part: sources.get(part, sources.get("default", "rule"))
+        for part in shown.model.abilities.dtypes
+    }
+
+
 def _default_sources(shown: ShownModel) -> dict[str, str]:
     known, staged = shown.model.abilities.default_sources, shown.model.defaults
     return {
@@ -153,6 +161,15 @@ class ModelObjectSchema(AnswerSchema):
     full_run_schedulers = texts(
         "Those of them that tasks with a `strength` refuse: they begin at the first step."
     )
+    scheduler_settings = fields.Dict(
+        keys=fields.String(),
+        values=fields.Dict(keys=fields.String()),
+        metadata=described(
+            "What differs from, or is said beside, the configuration of the model's own scheduler: "
+            "its `value`, the `saved` one, and the `source`: `stage`, or the address of the page "
+            "that says what suits the model."
+        ),
+    )
     loras = texts("Adapters to name in `lora`.")
     output_formats = texts(of=lambda shown: all_formats(shown.model.abilities))
     takes = nested(TakesSchema, _supported)
@@ -170,6 +187,20 @@ class ModelObjectSchema(AnswerSchema):
         metadata=described(
             "Where each default is from: `stage`, `pipeline`, or the address of the page that says "
             "what suits the model."
+        ),
+    )
+    dtypes = fields.Dict(
+        keys=fields.String(),
+        values=fields.String(),
+        metadata=described("The type of the weights of each of its parts."),
+    )
+    dtype_sources = fields.Dict(
+        keys=fields.String(),
+        values=fields.String(),
+        attribute=_dtype_sources,  # type: ignore[arg-type]
+        metadata=described(
+            "Where each of them is from: `stage`, `rule` (docs/models.md has the rules), or the "
+            "address of the page that says what suits the model."
         ),
     )
 

@@ -13,6 +13,7 @@ from flask import Response, g
 from flask import request as call
 from flask_smorest import Blueprint
 
+from api.http.fields import AnswerSchema, text, whole
 from api.http.sse import EVENT_CONTENT, KEEP_ALIVE, KEEP_ALIVE_S, event_response, event_text
 from api.requests.answers import (
     OUTPUT,
@@ -30,6 +31,40 @@ from routing.request import TERMINAL, Request, Status
 
 _LONGEST_S: Final = 900.0
 _RETRY_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Which replica has a request, and at which attempt; its place in the queue if it waits."""
+
+    replica: str
+    attempt: int
+    queue_position: int | None = None
+
+
+class _StartedSchema(AnswerSchema):
+    replica = text("The replica that has it.")
+    attempt = whole("1 for the first.")
+
+
+class _QueuedSchema(_StartedSchema):
+    queue_position = whole("1 for the next.")
+
+
+class _PreviewSchema(AnswerSchema):
+    step = whole("The step after which it was made.")
+    image = text("A data URL of a small JPEG.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Preview:
+    step: int
+    image: str
+
+
+_STARTED: Final = _StartedSchema()
+_QUEUED: Final = _QueuedSchema()
+_PREVIEW: Final = _PreviewSchema()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +144,7 @@ class RequestEvents:
         if request.status is Status.QUEUED:
             yield Event("queued", self._place(request), self._cursor)
             return
-        yield Event("started", _claimed(request.replica, request.attempt), self._cursor)
+        yield Event("started", _STARTED.dump(request), self._cursor)
         if request.steps:
             yield Event("progress", PROGRESS.dump(shown_progress(request)), self._cursor)
 
@@ -121,8 +156,8 @@ class RequestEvents:
             yield Event("progress", _progress(change), change.cursor)
             return
         if change.event == "started":
-            data = _claimed(change.data.get("replica", ""), change.attempt)
-            yield Event("started", data, change.cursor)
+            claim = _Claim(change.data.get("replica", ""), change.attempt)
+            yield Event("started", _STARTED.dump(claim), change.cursor)
             return
         try:
             request = self._service.records.get(self._request_id)
@@ -148,24 +183,17 @@ class RequestEvents:
     def _preview(self, change: Change) -> Iterator[Event]:
         picture = self._service.records.preview(self._request_id)
         if picture is not None:
-            data = {
-                "step": int(change.data["step"]),
-                "image": f"data:image/jpeg;base64,{picture}",
-            }
-            yield Event("preview", data, change.cursor)
+            shown = _Preview(int(change.data["step"]), f"data:image/jpeg;base64,{picture}")
+            yield Event("preview", _PREVIEW.dump(shown), change.cursor)
 
     def _place(self, request: Request) -> dict[str, Any]:
         position = self._service.records.queue_position(request)
-        return {**_claimed(request.replica, request.attempt), "queue_position": position}
+        return dict(_QUEUED.dump(_Claim(request.replica, request.attempt, position)))
 
     def _object(self, request: Request) -> dict[str, Any]:
         position = self._service.records.queue_position(request)
         shown = ShownRequest(request, self._service.settings.retention_s, position)
         return dict(REQUEST.dump(shown))
-
-
-def _claimed(replica: str, attempt: int) -> dict[str, Any]:
-    return {"replica": replica, "attempt": attempt}
 
 
 def _progress(change: Change) -> dict[str, Any]:

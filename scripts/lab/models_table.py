@@ -74,7 +74,7 @@ TITLES = {
         "Qwen-Image-Edit",
         ("Qwen/Qwen-Image-Edit",),
         "guidance as Qwen-Image; without `strength`. `Qwen/Qwen-Image-Edit-2509` goes by the same"
-        " rules, with up to three images. Without torchvision, from a folder only",
+        " rules, with up to three images",
     ),
     "pixart": ModelFamily("PixArt-alpha", ("PixArt-alpha/PixArt-XL-2-1024-MS",)),
     "sana": ModelFamily("Sana", ("Efficient-Large-Model/Sana_1600M_1024px_diffusers",)),
@@ -161,6 +161,37 @@ stages:
       num_frames: 81
       fps: 24
 ```
+
+## Types of the weights
+
+`engine_args.dtype` is a word for the whole pipeline, or says it part by part:
+`dtype: {default: bfloat16, vae: float32}`. A part that is not named has `default`, and what is left
+to `auto` has on a GPU the first of these that applies:
+
+1. The type that the table of known settings has for that part of that model.
+2. float32 for an autoencoder that its makers run so: Wan's (`AutoencoderKLWan`, which several
+   families share), and one that its pipeline would bring to float32 for each picture
+   (`force_upcast`: SDXL, Kolors and others of their kind).
+3. The type of the denoiser: as it is saved where that is float16 or bfloat16, else bfloat16. On a
+   GPU that only emulates bfloat16 (compute capability below 8.0: T4, V100, RTX 20) it is float16.
+
+| family | on a GPU from Ampere on | on a T4, V100 or RTX 20 |
+|---|---|---|
+| Stable Diffusion 1 and 2, PixArt, Latte \
+| as the denoiser is saved, bfloat16 where that is float32 | float16 |
+| Stable Diffusion XL, Kolors \
+| the same; autoencoder float32 unless it says `force_upcast: false` \
+| float16; autoencoder float32 |
+| Stable Diffusion 3, FLUX.1, FLUX.2, Qwen-Image, Z-Image, LTX-Video | bfloat16 | float16 |
+| Sana | as the denoiser is saved; text encoder and autoencoder bfloat16 | float16; the same |
+| Wan, SkyReels-V2 \
+| bfloat16; autoencoder float32, the image encoder of Wan 2.1 too | float16; the same |
+| CogVideoX 2B | float16 | float16 |
+
+On a CPU `auto` is float32. The replica's log says at start what each part gets and why, and
+`GET /v1/models` shows it (`dtypes`, `dtype_sources`). Parts that a denoiser of diffusers keeps in
+float32 whatever is asked for (Wan's norms) stay so. A request that comes to NaN or infinity below
+float32 is made once more in float32.
 """
 
 

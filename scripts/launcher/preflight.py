@@ -8,7 +8,8 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from configs.devices import check_machine, detect_machine
+from configs.devices import check_machine
+from configs.machine import detect_machine
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan, StageConfig
 from configs.stages import load_stages, plan_replicas

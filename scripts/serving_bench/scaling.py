@@ -13,7 +13,8 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from configs.devices import check_machine, detect_machine
+from configs.devices import check_machine
+from configs.machine import detect_machine
 from configs.stage_config import StageConfig
 from configs.stages import load_stages, reference_document
 from scripts.launcher.preflight import StartRefused

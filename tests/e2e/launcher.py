@@ -27,6 +27,7 @@ from tests.waiting import wait_until
 READY_S = 120.0
 ENDED_MINUTES = 5
 REFUSED_S = 30.0
+ROLL_S = 240.0
 
 
 class Launcher:
@@ -155,3 +156,21 @@ class Launcher:
 
     def _command(self, arguments: tuple[str, ...]) -> list[str]:
         return [sys.executable, "-m", "scripts.serve", "--port", str(self.port), *arguments]
+
+
+def roll_command(url: str, *arguments: str) -> list[str]:
+    """The command that restarts the replicas of a service one by one."""
+    return [sys.executable, "-m", "scripts.rolling_restart", "--url", url, *arguments]
+
+
+def roll_replicas(url: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; returns what it said and its exit code."""
+    return subprocess.run(
+        roll_command(url, *arguments),
+        cwd=REPOSITORY,
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        timeout=ROLL_S,
+        check=False,
+    )

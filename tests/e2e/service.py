@@ -22,6 +22,7 @@ import yaml
 from PIL import Image
 
 from configs.settings import REPOSITORY
+from tests.e2e.preloaded import PreloadedProcess
 from tests.redis_server import free_port
 from tests.waiting import wait_until
 
@@ -65,7 +66,7 @@ class Service:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.outputs = self.folder / "outputs"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | PreloadedProcess] = {}
 
     def start(self, *replicas: str) -> None:
         """Start everything and return once all is ready."""
@@ -81,8 +82,10 @@ class Service:
         wait_until(lambda: self.call("GET", "/health").status == 200, READY_S, "the API", LOOK_S)
 
     def start_replica(self, name: str, environ: Mapping[str, str] | None = None) -> None:
-        """Start one replica, by the line the README gives."""
-        self._run(name, environ or {}, "-m", "celery", "-A", "workers", "worker", "-Q", name)
+        """Start one replica: what the line runs that the README gives."""
+        own, log = self._environ(environ or {}), self.folder / f"{name}.log"
+        command = ["celery", "-A", "workers", "worker", "-Q", name]
+        self.processes[name] = PreloadedProcess(command, own, log)
 
     def wait_for(self, name: str, *states: str) -> dict[str, Any]:
         """Return a replica once it is in one of the states."""
@@ -203,8 +206,8 @@ class Service:
         folder = self.outputs / request_id
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
-    def _run(self, name: str, own: Mapping[str, str], *arguments: str) -> None:
-        environ = {
+    def _environ(self, own: Mapping[str, str]) -> dict[str, str]:
+        return {
             **os.environ,
             "REDIS_URL": self.redis_url,
             "REDIS_PREFIX": self.redis_prefix,
@@ -220,11 +223,13 @@ class Service:
             **self.environ,
             **own,
         }
+
+    def _run(self, name: str, own: Mapping[str, str], *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=REPOSITORY,
-                env=environ,
+                env=self._environ(own),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

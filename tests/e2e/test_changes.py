@@ -49,9 +49,9 @@ def test_cancel_ends_a_running_request_before_its_last_step(
 
 
 def test_cancel_of_a_waiting_request_leaves_the_running_one_alone(service: Service) -> None:
-    alone = service.submit_to("replica0", "a blue star", num_inference_steps=300, seed=9)
+    alone = service.submit_to("replica0", "a blue star", num_inference_steps=100, seed=9)
     reference = service.output(service.ended(alone["id"])).content
-    running = service.submit_to("replica0", "a blue star", num_inference_steps=300, seed=9)
+    running = service.submit_to("replica0", "a blue star", num_inference_steps=100, seed=9)
     waiting = service.submit_to("replica0", "a red circle", seed=9)
     service.at_step(running["id"], 1)
     assert service.get(waiting["id"])["queue_position"] == 1
@@ -78,7 +78,7 @@ def test_an_edited_prompt_is_what_the_picture_shows(service: Service, busy: dict
 
 
 def test_guidance_of_a_running_request_can_be_changed_and_its_prompt_not(service: Service) -> None:
-    fields = {"num_inference_steps": 400, "seed": 4, "guidance_scale": 3.0}
+    fields = {"num_inference_steps": 120, "seed": 4, "guidance_scale": 3.0}
     reference = service.ended(service.submit("a red heart on a black background", **fields)["id"])
     request = service.submit("a red heart on a black background", **fields)
     service.at_step(request["id"], 1)

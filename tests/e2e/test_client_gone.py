@@ -80,7 +80,7 @@ def test_a_client_that_goes_cancels_its_waiting_request(service: Service) -> Non
 
 def test_with_a_key_of_its_own_a_request_outlives_its_client(service: Service) -> None:
     mark = secrets.token_hex(4)
-    data = json.dumps({"prompt": "a", "num_inference_steps": 200, "metadata": {"mark": mark}})
+    data = json.dumps({"prompt": "a", "num_inference_steps": 60, "metadata": {"mark": mark}})
     connection = socket.create_connection(("127.0.0.1", service.port), timeout=30)
     connection.sendall(
         (
@@ -95,7 +95,7 @@ def test_with_a_key_of_its_own_a_request_outlives_its_client(service: Service) -
 
 
 def test_two_calls_with_one_key_wait_for_one_request(service: Service) -> None:
-    body = {"prompt": "a", "num_inference_steps": 200}
+    body = {"prompt": "a", "num_inference_steps": 60}
     key = {"Idempotency-Key": secrets.token_hex(4)}
     with ThreadPoolExecutor() as pool:
         calls = [
@@ -107,40 +107,46 @@ def test_two_calls_with_one_key_wait_for_one_request(service: Service) -> None:
 
 
 @pytest.fixture
-def idle_api(redis_url: str, tmp_path: Path) -> Iterator[Service]:
-    """An API of one process, with one replica that takes nothing."""
+def patient_api(service: Service, tmp_path: Path) -> Iterator[Service]:
+    """An API of one process and long queues, before the same replicas; the second is drained."""
     own = Service(
-        redis_url,
-        f"gone-{secrets.token_hex(4)}:",
+        service.redis_url,
+        service.redis_prefix,
         tmp_path,
-        environ={"API_WORKERS": "1", "MAX_WAITING_PER_REPLICA": "1000"},
+        environ={
+            "API_WORKERS": "1",
+            "MAX_WAITING_PER_REPLICA": "1000",
+            "OUTPUTS_URL": str(service.outputs),
+        },
     )
     try:
-        own.start("replica0")
+        own.start_api()
+        own.call("POST", "/v1/replicas/replica1/drain")
         yield own
     finally:
+        service.call("POST", "/v1/replicas/replica1/resume")
         own.stop()
 
 
-def test_two_hundred_clients_that_wait_hold_up_nobody(idle_api: Service, redis_url: str) -> None:
+def test_two_hundred_clients_that_wait_hold_up_nobody(patient_api: Service, redis_url: str) -> None:
     # One long request keeps the replica, so that the others wait in its line.
-    busy = idle_api.submit(num_inference_steps=1000, deterministic=True, priority="high")["id"]
-    idle_api.at_step(busy, 1)
+    busy = patient_api.submit(num_inference_steps=1000, deterministic=True, priority="high")["id"]
+    patient_api.at_step(busy, 1)
+    others = taken(patient_api)
     with ExitStack() as stack, Redis.from_url(redis_url) as redis:
         before = len(redis.client_list())
         for _ in range(WAITING):
             stack.enter_context(
-                send(idle_api, "/v1/images/generations", prompt="a", num_inference_steps=1000)
+                send(patient_api, "/v1/images/generations", prompt="a", num_inference_steps=1000)
             )
-        # One or the other may have ended before the last came.
-        wait_until(lambda: taken(idle_api) > WAITING, 90, "all of them to be taken")
-        assert held(idle_api) > WAITING // 2
-        assert idle_api.call("GET", "/health", timeout_s=5).status == 200
+        wait_until(lambda: taken(patient_api) - others == WAITING, 90, "all of them to be taken")
+        assert held(patient_api) > WAITING // 2
+        assert patient_api.call("GET", "/health", timeout_s=5).status == 200
         # All of them listen by the one connection of the process.
         assert len(redis.client_list()) - before < 60
-    idle_api.call("POST", f"/v1/requests/{busy}/cancel")
-    wait_until(lambda: held(idle_api) == 0, 60, "all to be gone")
-    assert idle_api.call("GET", "/health", timeout_s=5).status == 200
+    patient_api.call("POST", f"/v1/requests/{busy}/cancel")
+    wait_until(lambda: held(patient_api) == 0, 60, "all to be gone")
+    assert patient_api.call("GET", "/health", timeout_s=5).status == 200
 
 
 def taken(service: Service) -> int:

@@ -16,7 +16,7 @@ import yaml
 from configs.parameters import Parameters
 from configs.settings import REPOSITORY
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
-from tests.e2e.service import Service
+from tests.e2e.service import Answer, Service
 from tests.engine.tiny_families import save_family
 from tests.waiting import wait_until
 from workers.engine.engine import Engine
@@ -35,11 +35,12 @@ ASKED: dict[str, Any] = {
 }
 
 
-def start(redis_url: str, folder: Path, model: Path, **parallel: Any) -> Service:
-    """One replica of two cores, ready."""
+def start(redis_url: str, folder: Path, model: Path, replicas: int, **parallel: Any) -> Service:
+    """Replicas of two devices each, ready."""
     stage = {
         "stage_id": 0,
         "stage_type": "diffusion",
+        "runtime": {"num_replicas": replicas},
         "engine_args": {
             "model": str(model),
             "device": "cpu",
@@ -48,9 +49,10 @@ def start(redis_url: str, folder: Path, model: Path, **parallel: Any) -> Service
     }
     file = folder / "stage.yaml"
     file.write_text(yaml.safe_dump({"stages": [stage]}))
-    service = Service(redis_url, f"{folder.name}:", folder, file, {"MAX_ATTEMPTS": "3"})
+    environ = {"MAX_ATTEMPTS": "3", "CPU_DEVICES": str(2 * replicas)}
+    service = Service(redis_url, f"{folder.name}:", folder, file, environ)
     try:
-        service.start("replica0")
+        service.start(*(f"replica{number}" for number in range(replicas)))
     except BaseException:
         service.stop()
         raise
@@ -66,13 +68,12 @@ def picture(model: Path) -> np.ndarray[Any, Any]:
     return np.asarray(image).astype(int)
 
 
-def served(service: Service) -> np.ndarray[Any, Any]:
-    ended = service.ended(service.submit(guidance_scale=3.0, **ASKED)["id"])
-    return np.asarray(service.output(ended).image.convert("RGB")).astype(int)
+def pixels(answer: Answer) -> np.ndarray[Any, Any]:
+    return np.asarray(answer.image.convert("RGB")).astype(int)
 
 
-def ranks(service: Service) -> list[psutil.Process]:
-    found = psutil.Process(service.processes["replica0"].pid).children(recursive=True)
+def ranks(service: Service, replica: str) -> list[psutil.Process]:
+    found = psutil.Process(service.processes[replica].pid).children(recursive=True)
     return [each for each in found if "workers.devices.rank" in each.cmdline()]
 
 
@@ -87,12 +88,13 @@ def gone(process: psutil.Process) -> bool:
 
 
 def test_denoiser_copies_make_the_pictures_of_one_device(redis_url: str, tmp_path: Path) -> None:
-    service = start(redis_url, tmp_path, BUNDLED)
+    service = start(redis_url, tmp_path, BUNDLED, 1)
     try:
-        assert np.abs(served(service) - picture(BUNDLED)).max() <= 1
+        ended = service.ended(service.submit(guidance_scale=3.0, **ASKED)["id"])
+        assert np.abs(pixels(service.output(ended)) - picture(BUNDLED)).max() <= 1
         cores = sorted(os.sched_getaffinity(0))[:2]
         assert {frozenset({core}) for core in cores} <= affinities(service)
-        assert ranks(service) == []
+        assert ranks(service, "replica0") == []
         assert service.end("replica0", signal.SIGTERM) == 0
     finally:
         service.stop()
@@ -107,66 +109,44 @@ def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_ranks(
     redis_url: str, flux: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    service = start(redis_url, tmp_path_factory.mktemp("ranks"), flux, ulysses_degree=2)
+    """Two replicas of two ranks each, started at the same time on one host."""
+    folder = tmp_path_factory.mktemp("ranks")
+    service = start(redis_url, folder, flux, 2, ulysses_degree=2)
     yield service
     service.stop()
 
 
-@pytest.fixture
-def ready(of_ranks: Service) -> Service:
-    """The service, started again where a test has ended its replica."""
-    if "replica0" not in of_ranks.processes:
-        of_ranks.start_replica("replica0")
-    of_ranks.wait_for("replica0", "ready")
-    return of_ranks
-
-
-def test_ranks_make_the_pictures_of_one_device_in_one_process_tree(
-    ready: Service, flux: Path
+def test_two_replicas_of_ranks_make_the_pictures_of_one_device_each_in_one_process_tree(
+    of_ranks: Service, flux: Path
 ) -> None:
-    assert np.abs(served(ready) - picture(flux)).max() <= 1
-    assert len(ranks(ready)) == 1
+    asked = [of_ranks.submit(guidance_scale=3.0, **ASKED) for _ in range(2)]
+    made = [of_ranks.ended(each["id"]) for each in asked]
+    assert {each["replica"] for each in made} == {"replica0", "replica1"}
+    first, second = (of_ranks.output(each) for each in made)
+    assert first.content == second.content
+    assert np.abs(pixels(first) - picture(flux)).max() <= 1
+    assert [len(ranks(of_ranks, name)) for name in ("replica0", "replica1")] == [1, 1]
 
 
 def test_a_killed_rank_ends_the_replica_and_its_request_gets_another_attempt(
-    ready: Service,
+    of_ranks: Service,
 ) -> None:
-    running = ready.submit(**{**ASKED, "num_inference_steps": 150})
-    ready.at_step(running["id"], 1)
-    ranks(ready)[0].kill()
-    assert ready.processes.pop("replica0").wait(30) == EXIT_DEVICE
-    replica = ready.call("GET", "/v1/replicas/replica0").json
+    running = of_ranks.submit_to("replica0", **{**ASKED, "num_inference_steps": 150})
+    of_ranks.at_step(running["id"], 1)
+    ranks(of_ranks, "replica0")[0].kill()
+    assert of_ranks.processes.pop("replica0").wait(30) == EXIT_DEVICE
+    replica = of_ranks.call("GET", "/v1/replicas/replica0").json
     assert replica["state"] == "failed"
     assert "rank 1 of 2 was ended by signal 9" in replica["error"]
-    assert "rank 1 of 2 was ended by signal 9" in ready.log("replica0")
-    ready.start_replica("replica0")
-    ended = ready.ended(running["id"])
-    assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
+    assert "rank 1 of 2 was ended by signal 9" in of_ranks.log("replica0")
+    ended = of_ranks.ended(running["id"])
+    assert (ended["status"], ended["replica"], ended["attempt"]) == ("succeeded", "replica1", 2)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_no_rank_is_left_behind(ready: Service, how: signal.Signals) -> None:
-    (rank,) = ranks(ready)
+def test_no_rank_is_left_behind_by_a_stop(of_ranks: Service) -> None:
+    """That of a kill, and of a whole service: test_rank_groups."""
+    (rank,) = ranks(of_ranks, "replica1")
     rank.send_signal(signal.SIGTERM)  # as by whoever stops a whole process group
-    ready.submit(**{**ASKED, "num_inference_steps": 150})
-    code = ready.end("replica0", how)
-    assert code == (0 if how is signal.SIGTERM else -signal.SIGKILL)
+    of_ranks.submit(**{**ASKED, "num_inference_steps": 150})
+    assert of_ranks.end("replica1", signal.SIGTERM) == 0
     wait_until(lambda: gone(rank), 10, "the end of the rank")
-
-
-def test_replicas_of_ranks_start_at_the_same_time_on_one_host(
-    redis_url: str, flux: Path, tmp_path: Path
-) -> None:
-    args = {"model": str(flux), "device": "cpu", "parallel_config": {"ulysses_degree": 2}}
-    stage = {"stage_id": 0, "stage_type": "diffusion", "runtime": {"num_replicas": 2}}
-    file = tmp_path / "stage.yaml"
-    file.write_text(yaml.safe_dump({"stages": [{**stage, "engine_args": args}]}))
-    service = Service(redis_url, f"{tmp_path.name}:", tmp_path, file, {"CPU_DEVICES": "4"})
-    try:
-        service.start("replica0", "replica1")
-        made = [service.ended(service.submit(**ASKED)["id"]) for _ in range(2)]
-        assert {each["replica"] for each in made} == {"replica0", "replica1"}
-        first, second = (service.output(each).content for each in made)
-        assert first == second
-    finally:
-        service.stop()

@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 
+import psutil
 import pytest
 
-from configs.settings import REPOSITORY
 from scripts.lab.devices_bench import main
 
 pytestmark = pytest.mark.slow
 
-COMMAND = (sys.executable, "-m", "scripts.lab.devices_bench", "--device", "cpu", "--size", "tiny")
+OPTIONS = ("--device", "cpu", "--size", "tiny")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (*COMMAND, *arguments),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The command, in this process, which has torch already."""
+
+    def run(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["devices_bench", *OPTIONS, *arguments])
+        main()
+
+    return run
 
 
-def test_all_ways_are_measured_and_no_rank_is_left() -> None:
-    # It returns once nobody holds its output any more: no rank has outlived it.
-    done = run("--rows", "2", "--repeats", "1", "--ways", "copies", "ranks", "groups")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    # Diffusers has no plan for sharing the sequence of a UNet; groups of one rank need none.
-    ways = {row["denoiser"]: set(row["speedup"]) for row in rows}
-    assert ways == {"UNet": {"copies", "groups"}, "DiT": {"copies", "ranks", "groups"}}
+@pytest.mark.parametrize(
+    ("denoiser", "asked", "measured"),
+    [
+        # Diffusers has no plan for sharing the sequence of a UNet; groups of one rank need none.
+        ("UNet", ("ranks", "groups"), {"groups"}),
+        ("DiT", ("copies", "ranks"), {"copies", "ranks"}),
+    ],
+)
+def test_all_ways_that_a_denoiser_has_are_measured_and_no_rank_is_left(
+    bench: Callable[..., None],
+    denoiser: str,
+    asked: tuple[str, ...],
+    measured: set[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bench("--rows", "2", "--repeats", "1", "--denoisers", denoiser, "--ways", *asked)
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["denoiser"], set(row["speedup"])) for row in rows] == [(denoiser, measured)]
+    started = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    assert [each for each in started if "devices.rank" in each or "spawn_main" in each] == []
 
 
 @pytest.mark.parametrize(
@@ -45,13 +57,12 @@ def test_all_ways_are_measured_and_no_rank_is_left() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(
+    bench: Callable[..., None],
     arguments: tuple[str, ...],
     fault: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["devices_bench", *COMMAND[3:], *arguments])
     with pytest.raises(SystemExit) as ended:
-        main()
+        bench(*arguments)
     assert ended.value.code == 2
     assert fault in capsys.readouterr().err

@@ -13,7 +13,7 @@ from tests.e2e.service import Service
 from tests.waiting import wait_until
 
 KEY = "sesame"
-LONG, SOME = 1000, 200  # steps: much more than a test needs, some seconds
+LONG, SOME = 1000, 100  # steps: much more than a test needs, some seconds
 
 
 @pytest.fixture(scope="module")

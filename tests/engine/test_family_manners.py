@@ -29,7 +29,8 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import arguments_of, call_arguments
 from workers.engine.engine import Engine
 from workers.engine.generation import frames_in, images_in
-from workers.engine.loader import apply_settings, load_pipeline
+from workers.engine.loader import load_pipeline
+from workers.engine.loading.settings import apply_settings
 from workers.engine.pipelines import own_tasks, task_classes
 from workers.engine.warm_up import WarmUpRequests
 from workers.families import (

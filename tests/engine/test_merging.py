@@ -120,6 +120,7 @@ def test_positions_with_a_row_for_each_sample_must_be_equal_in_every_row():
     calls = [call(rows, img_ids=torch.ones(rows, 6, 4)) for rows in (1, 2)]
     assert signature(calls[0]) == signature(calls[1])
     assert merge(calls, [1, 2])["img_ids"].shape == (3, 6, 4)
+    calls[1]["img_ids"] = calls[1]["img_ids"].clone()
     calls[1]["img_ids"][1, 0, 0] = 2
     with pytest.raises(Unmergeable):
         merge(calls, [1, 2])

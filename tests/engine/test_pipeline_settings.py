@@ -17,11 +17,11 @@ from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.loader import (
+from workers.engine.loader import load_pipeline
+from workers.engine.loading.settings import (
     apply_settings,
     compile_blocks,
     finish_settings,
-    load_pipeline,
     offload_layers,
     offload_parts,
 )

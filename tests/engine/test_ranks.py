@@ -151,8 +151,10 @@ def test_ranks_ask_each_other_for_sizes_once_for_each_kind_of_call(
     assert once == 4 * layers + 1  # of one step out of several
     assert torch.equal(latents(pipe, size=80), odd)
     assert len(sizes_asked) == once
-    with pytest.raises(ValueError, match="Expected 1 arguments but got 0"):
-        pipe.transformer(hidden_states=torch.ones(1, 4, 3))
+    wrong = {"hidden_states": torch.ones(1, 4, 3), "encoder_hidden_states": torch.ones(1, 4, 3)}
+    places = {"img_ids": torch.ones(4, 3), "txt_ids": torch.ones(4, 3)}
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        pipe.transformer(timestep=torch.ones(1), **wrong, **places)
     assert torch.equal(latents(pipe, size=80), odd)
     assert len(sizes_asked) == 2 * once
 

@@ -17,7 +17,7 @@ def test_each_row_of_each_argument_is_looked_at_by_itself():
         "img_shapes": [1, 1, 1, 1],
         "return_dict": False,
     }
-    found = new_differences(merged, [2, 2], {("sample", 1)})
+    found = new_differences(merged, [2, 2], {("sample", 1)}).read()
     assert found == {
         ("sample", 0),
         ("encoder_hidden_states", 1),
@@ -29,6 +29,6 @@ def test_each_row_of_each_argument_is_looked_at_by_itself():
 
 def test_calls_of_different_numbers_of_rows_are_compared_where_all_have_one():
     value = torch.tensor([1.0, 5.0, 1.0, 6.0, 7.0, 1.0])
-    assert new_differences({"timestep": value}, [2, 3, 1], ()) == set()
-    assert new_differences({"timestep": value}, [1, 3, 2], ()) == {("timestep", 0)}
-    assert new_differences({"timestep": value[:5]}, [2, 3], ()) == {("timestep", 1)}
+    assert new_differences({"timestep": value}, [2, 3, 1], ()).read() == set()
+    assert new_differences({"timestep": value}, [1, 3, 2], ()).read() == {("timestep", 0)}
+    assert new_differences({"timestep": value[:5]}, [2, 3], ()).read() == {("timestep", 1)}

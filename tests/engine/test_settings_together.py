@@ -20,12 +20,8 @@ from tests.engine.gguf_files import quantized_file
 from tests.engine.lora_files import save_lora
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
-from workers.engine.loader import (
-    compile_blocks,
-    load_pipeline,
-    offload_layers,
-    offload_parts,
-)
+from workers.engine.loader import load_pipeline
+from workers.engine.loading.settings import compile_blocks, offload_layers, offload_parts
 from workers.patches import can_rise, keep_forward
 
 CPU = torch.device("cpu")

@@ -64,20 +64,20 @@ class _Finder(MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             execute(module)
-            module.load_pipeline = _breaking(module.load_pipeline)
+            module.load = _breaking(module.load)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _breaking(load_pipeline: Any) -> Any:
-    def load(*arguments: Any) -> Any:
-        pipe = load_pipeline(*arguments)
-        breaker = _Breaker(_faults(), pipe.vae_scale_factor)
-        pipe.unet.conv_in.register_forward_pre_hook(breaker)
-        return pipe
+def _breaking(load: Any) -> Any:
+    def load_broken(*arguments: Any) -> Any:
+        loaded = load(*arguments)
+        breaker = _Breaker(_faults(), loaded.pipe.vae_scale_factor)
+        loaded.pipe.unet.conv_in.register_forward_pre_hook(breaker)
+        return loaded
 
-    return load
+    return load_broken
 
 
 if _faults():

@@ -17,6 +17,8 @@ QWEN = replace(
     default_negative_prompt=" ",
     known_as="Qwen-Image",
     default_sources={"num_inference_steps": PAGE, "true_cfg_scale": PAGE},
+    dtypes={"vae": "float32", "transformer": "bfloat16", "text_encoder": "float16"},
+    dtype_sources={"default": "rule", "vae": PAGE, "text_encoder": "stage"},
 )
 
 
@@ -30,6 +32,8 @@ def test_each_default_has_its_source(api: Api) -> None:
     assert model["default_sources"]["true_cfg_scale"] == PAGE
     assert model["default_sources"]["negative_prompt"] == "pipeline"
     assert model["default_sources"]["width"] == "stage"  # the stage file of these tests says it
+    assert model["dtypes"] == QWEN.dtypes
+    assert model["dtype_sources"] == {"vae": PAGE, "transformer": "rule", "text_encoder": "stage"}
 
 
 def test_a_model_that_is_not_known_says_so(api: Api) -> None:

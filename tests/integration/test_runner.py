@@ -1,4 +1,4 @@
-"""The runner over real Redis: lost claims, a timeout that came by an edit, input images."""
+"""The runner over real Redis: lost claims, an edited timeout, input images, storing beside runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from configs.errors import GenerationFailed
-from routing.request import Priority, Status
+from routing.outputs import OutputStore
+from routing.request import Priority, Request, Status
 from tests.integration.routing_world import World, parameters
 from tests.waiting import wait_until
+from workers.engine.generation import Generation
 from workers.outputs import OutputWriter
 from workers.progress import Reporter, RunningRequest
 from workers.runner import Runner
@@ -43,6 +46,27 @@ class PickyEngine(NoBatch):
     def generate(self, _parameters: Any, _progress: Any, inputs: Any) -> Any:
         image = inputs.images[0]
         raise GenerationFailed(f"got {image.mode} {image.size}")
+
+
+class Painter(NoBatch):
+    """An engine that is done at once."""
+
+    def generate(self, _parameters: Any, progress: Any, _inputs: Any) -> Generation:
+        progress.on_step(4, 4)
+        picture = Image.new("RGB", (8, 8), "red")
+        return Generation((picture,), (1,), "none", 4, 0.0, 0.0, 0.0)
+
+
+class SlowStore(OutputStore):
+    """A store that writes nothing before it may."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, tries=1)
+        self.open = threading.Event()
+
+    def write(self, name: str, data: bytes) -> None:
+        assert self.open.wait(30)
+        super().write(name, data)
 
 
 NO_ENGINE = NoBatch()
@@ -120,3 +144,70 @@ def test_input_images_are_decoded_before_the_engine_gets_them(world: World) -> N
     error = world.get(request.id).error
     assert error is not None
     assert error.message == "got RGB (8, 8)"
+
+
+def test_the_next_request_runs_while_the_last_is_stored_and_no_more_than_may_wait(
+    world: World,
+) -> None:
+    runner = _runner(world, Painter())
+    store = SlowStore(world.settings.outputs_url)
+    runner.writer = OutputWriter(store, metadata=False)
+    first, second, third = (world.submit() for _ in range(3))
+    assert runner.run_next() == first.id
+    assert runner.has_room()
+    # The store holds one that is done and no more, so the second keeps its slot once it is done.
+    running = threading.Thread(target=runner.run_next)
+    running.start()
+    wait_until(lambda: len(runner.runs) == 2, 20, "the second to run")
+    assert not runner.has_room()
+    claimed = [world.get(each.id).status for each in (first, second, third)]
+    assert claimed == [Status.RUNNING, Status.RUNNING, Status.QUEUED]
+    world.records.cancel(second.id)
+    store.open.set()
+    running.join(20)
+    assert runner.run_next() == third.id
+    runner.finish_storing()
+    assert not runner.runs
+    ended = [world.get(each.id) for each in (first, second, third)]
+    assert [each.status for each in ended] == [
+        Status.SUCCEEDED,
+        Status.CANCELED,
+        Status.SUCCEEDED,
+    ]
+    for each in (ended[0], ended[2]):
+        assert each.outputs[0].bytes == len(store.read(each.outputs[0].name))
+    with pytest.raises(FileNotFoundError):
+        store.read(f"{second.id}/1-0.png")
+
+
+def test_what_cannot_be_stored_fails_and_what_a_dead_replica_had_not_stored_runs_again(
+    world: World,
+) -> None:
+    world.start("replica1")
+    runner = _runner(world, Painter())
+    store = SlowStore(world.settings.outputs_url)
+    runner.writer = OutputWriter(store, metadata=False)
+
+    def submit() -> Request:
+        while (request := world.submit()).replica != "replica0":
+            pass
+        return request
+
+    lost = submit()
+    assert runner.run_next() == lost.id
+    moved = world.claims.move_crashed(world.get(lost.id))  # as the sweep does it
+    assert moved is not None
+    assert (moved.replica, moved.attempt) == ("replica1", 2)
+    store.open.set()
+    wait_until(lambda: not runner.runs, 20, "the lost attempt to end")
+    assert world.get(lost.id).status is Status.QUEUED
+    with pytest.raises(FileNotFoundError):
+        store.read(f"{lost.id}/1-0.png")
+
+    runner.writer = OutputWriter(OutputStore("file:///proc/nowhere", tries=1), metadata=False)
+    failed = submit()
+    assert runner.run_next() == failed.id
+    runner.finish_storing()
+    error = world.get(failed.id).error
+    assert error is not None
+    assert error.code == "output_write_failed"

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from configs.devices import (
-    Machine,
     check_machine,
     core_affinity,
-    detect_machine,
     device_environment,
+    with_device,
 )
 from configs.errors import ConfigurationError
+from configs.machine import Machine, cuda_of_torch, detect_machine, gpu_memory_bytes, why_no_cuda
 from configs.stage_config import StageConfig
 from configs.stages import load_stages, plan_replicas
 from tests.unit.stage_files import REPOSITORY, load, stage
@@ -31,10 +31,11 @@ def refusal(stages: tuple[StageConfig, ...], machine: Machine) -> ConfigurationE
     return refused.value
 
 
-def gpu_files(folder: Path, *names: str) -> Path:
+def gpu_files(root: Path, *names: str) -> Path:
+    (root / "dev").mkdir(exist_ok=True)
     for name in names:
-        (folder / name).touch()
-    return folder
+        (root / "dev" / name).touch()
+    return root
 
 
 def test_gpus_are_counted_by_their_files(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_gpu_made_visible_twice_is_refused(tmp_path: Path) -> None:
 def test_detection_does_not_import_torch() -> None:
     script = (
         "import os, sys\n"
-        "from configs.devices import detect_machine\n"
+        "from configs.machine import detect_machine\n"
         "detect_machine(os.environ)\n"
         "sys.exit('torch' in sys.modules)\n"
     )
@@ -201,7 +202,10 @@ def test_device_numbers_count_along_the_visible_devices(
         environ, gpu_files(tmp_path, "nvidia0", "nvidia1", "nvidia2", "nvidia3")
     )
     second = plan_replicas(stages)[1]
-    assert device_environment(second, machine, environ) == {"CUDA_VISIBLE_DEVICES": visible}
+    given = device_environment(second, machine, environ)
+    assert given["CUDA_VISIBLE_DEVICES"] == visible
+    assert given["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert given["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert core_affinity(second, machine) == frozenset()
 
 
@@ -227,15 +231,24 @@ def test_variables_of_the_stage_win_over_the_thread_count(tmp_path: Path) -> Non
     assert given["OMP_NUM_THREADS"] == "7"
     assert given["MKL_NUM_THREADS"] == "1"
     assert given["HF_HUB_OFFLINE"] == "1"
-    on_gpu = device_environment(plan, FOUR_GPUS, {})
-    assert on_gpu == {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    on_gpu = device_environment(plan, FOUR_GPUS, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"})
+    assert on_gpu == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": "7",
+        "MKL_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    chosen = device_environment(plan, FOUR_GPUS, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert chosen["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 def test_a_process_is_pinned_to_the_cores_of_its_replica(tmp_path: Path) -> None:
     load(tmp_path, {"stages": [stage(engine_args={"device": "cpu"})]})
     script = (
         "import os\n"
-        "from configs.devices import detect_machine, pin_to_cores\n"
+        "from configs.devices import pin_to_cores\n"
+        "from configs.machine import detect_machine\n"
         "from configs.stages import load_stages, plan_replicas\n"
         f"plan = plan_replicas(load_stages({str(tmp_path / 'stages.yaml')!r}))[0]\n"
         "pin_to_cores(plan, detect_machine(os.environ))\n"
@@ -245,3 +258,135 @@ def test_a_process_is_pinned_to_the_cores_of_its_replica(tmp_path: Path) -> None
         [sys.executable, "-c", script], cwd=REPOSITORY, check=True, capture_output=True, text=True
     )
     assert done.stdout.split() == [str(min(os.sched_getaffinity(0)))]
+
+
+# A host with GPUs, as the files of the driver and of the kernel show it.
+
+
+def gpu_host(root: Path, *cores: str, files: bool = True) -> Path:
+    """A host with a GPU for each list of cores, which are those on its side of the machine."""
+    driver = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n"
+    for number, near in enumerate(cores):
+        bus = f"0000:{number + 1}b:00.0"
+        gpu = root / "proc/driver/nvidia/gpus" / bus
+        pci = root / "sys/bus/pci/devices" / bus
+        gpu.mkdir(parents=True)
+        pci.mkdir(parents=True)
+        # Minor numbers need not follow the bus.
+        minor = len(cores) - 1 - number
+        (gpu / "information").write_text(f"GPU UUID: \t GPU-{number}\nDevice Minor: \t {minor}\n")
+        (pci / "local_cpulist").write_text(near)
+    (root / "proc/driver/nvidia/version").write_text(driver)
+    return gpu_files(root, *(f"nvidia{each}" for each in range(len(cores)))) if files else root
+
+
+def nvidia_smi(root: Path, script: str) -> None:
+    program = root / "usr/lib/wsl/lib/nvidia-smi"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def test_replicas_are_pinned_to_the_cores_near_their_gpus_and_share_them(tmp_path: Path) -> None:
+    first = min(os.sched_getaffinity(0))
+    # Two GPUs beside a core that this process may use, two beside one that it may not.
+    host = gpu_host(tmp_path, f"{first}", f"{first}", "9000-9003", "9000-9003")
+    document = {"stages": [stage(runtime={"devices": [0, 1, 2], "num_replicas": 3})]}
+    near, _, far = plan_replicas(load(tmp_path, document))
+    machine = detect_machine({}, host)
+    assert [gpu.cores for gpu in machine.gpus] == [(first,), (first,), (), ()]
+    assert core_affinity(near, machine) == {first}
+    assert core_affinity(far, machine) == frozenset()
+    assert device_environment(near, machine, {})["OMP_NUM_THREADS"] == "1"
+    by_uuid = detect_machine({"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-1"}, host)
+    assert [gpu.cores for gpu in by_uuid.gpus] == [(), (first,)]
+    # Where a user numbers GPUs otherwise, nothing is known of a number.
+    otherwise = detect_machine({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, host)
+    assert [gpu.cores for gpu in otherwise.gpus] == [()] * 4
+
+
+def test_threads_are_the_share_of_each_gpu_in_the_cores(tmp_path: Path) -> None:
+    document = {"stages": [stage(engine_args={"parallel_config": {"world_size": 2}})]}
+    (plan,) = plan_replicas(load(tmp_path, document))
+    machine = Machine(cuda_count=4, cpu_cores=tuple(range(64)))
+    assert device_environment(plan, machine, {})["OMP_NUM_THREADS"] == "16"
+
+
+def test_a_container_that_got_no_gpu_of_its_host_is_refused(tmp_path: Path) -> None:
+    machine = detect_machine({}, gpu_host(tmp_path, "0-3", "0-3", files=False))
+    assert (machine.cuda_count, machine.kind) == (0, "cuda")
+    error = refusal(load(tmp_path, {"stages": [stage()]}), machine)
+    assert error.param == "stages[0].engine_args.device"
+    assert "'auto' is CUDA here, which cannot be used: this host has 2 GPUs" in str(error)
+    assert "start with --gpus all" in str(error)
+    assert "write device: cpu" in str(error)
+    check_machine(load(tmp_path, {"stages": [stage(engine_args={"device": "cpu"})]}), machine)
+    unwanted = detect_machine({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)
+    check_machine(load(tmp_path, {"stages": [stage()]}), unwanted)
+
+
+@pytest.mark.parametrize(("cuda", "built_for"), [("None", None), ("'13.0'", "13.0")])
+def test_the_cuda_of_torch_is_read_without_importing_it(
+    tmp_path: Path, cuda: str, built_for: str | None
+) -> None:
+    text = f"__version__ = '2.13.0+x'\ndebug = False\ncuda: Optional[str] = {cuda}\nhip = None\n"
+    (tmp_path / "version.py").write_text(text)
+    assert cuda_of_torch(tmp_path) == ("2.13.0+x", built_for)
+    assert cuda_of_torch(tmp_path / "nowhere") is None
+    assert cuda_of_torch(None) is None
+
+
+def test_the_reason_why_torch_sees_no_gpu_is_named(tmp_path: Path) -> None:
+    host = gpu_host(tmp_path, "0")
+    assert "torch 2.13.0+cpu is a build for CPUs alone; install one for CUDA: pip install" in (
+        why_no_cuda("2.13.0+cpu", None, host)
+    )
+    old = why_no_cuda("2.13.0+cu130", "13.0", host)
+    assert "the NVIDIA driver is 535.104.05, and torch 2.13.0+cu130 is built for CUDA 13.0" in old
+    assert "needs driver 580 or newer; update the driver" in old
+    assert "compare with nvidia-smi" in why_no_cuda("2.9.0+cu126", "12.6", host)
+
+
+def test_a_stage_that_torch_cannot_run_on_the_gpus_is_refused(tmp_path: Path) -> None:
+    fault = why_no_cuda("2.13.0+cpu", None)
+    error = refusal(load(tmp_path, {"stages": [stage()]}), Machine(1, (0,), gpu_fault=fault))
+    assert "'auto' is CUDA here, which cannot be used: torch 2.13.0+cpu is a build" in str(error)
+
+
+def test_a_replica_is_told_the_kind_of_its_devices(tmp_path: Path) -> None:
+    (plan,) = plan_replicas(load(tmp_path, {"stages": [stage()]}))
+    for machine, device in ((FOUR_GPUS, "cuda"), (TWO_CORES, "cpu")):
+        assert with_device(plan, machine).stage.engine_args.device == device
+
+
+def test_gpus_of_wsl_are_those_that_nvidia_smi_lists(tmp_path: Path) -> None:
+    assert detect_machine({}, gpu_files(tmp_path, "dxg")).cuda_count == 0  # of another maker
+    nvidia_smi(tmp_path, "exit 9")
+    (tmp_path / "usr/lib/wsl/lib/libcuda.so.1").touch()
+    assert detect_machine({}, tmp_path).cuda_count == 1
+    nvidia_smi(tmp_path, "echo 'GPU 0: RTX (UUID: GPU-a)'; echo 'GPU 1: RTX (UUID: GPU-b)'")
+    assert detect_machine({}, tmp_path).cuda_count == 2
+
+
+def test_the_memory_of_gpus_is_that_of_the_smallest(tmp_path: Path) -> None:
+    machine = detect_machine({}, gpu_host(tmp_path, "0", "0"))
+    assert gpu_memory_bytes(machine, tmp_path) is None
+    nvidia_smi(tmp_path, 'test "$3" = --id=0,1 || exit 1; echo 81559; echo 24564')
+    assert gpu_memory_bytes(machine, tmp_path) == 24564 * 2**20
+    nvidia_smi(tmp_path, "echo '[N/A]'")
+    assert gpu_memory_bytes(machine, tmp_path) is None
+
+
+def test_what_mig_instances_cannot_do_is_refused(tmp_path: Path) -> None:
+    host = gpu_host(tmp_path, "0", "0")
+    (host / "proc/driver/nvidia/capabilities/gpu1/mig/gi1").mkdir(parents=True)
+    both = load(tmp_path, {"stages": [stage(runtime={"devices": "0,1", "num_replicas": 2})]})
+    by_number = Machine(2, (0,), detect_machine({}, host).gpus)
+    assert [gpu.split for gpu in by_number.gpus] == [True, False]
+    assert "names GPU 0 in MIG mode by number, which is the first" in str(refusal(both, by_number))
+    listed = detect_machine({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, host)
+    instances = Machine(2, (0,), listed.gpus)
+    check_machine(both, instances)
+    together = stage(engine_args={"parallel_config": {"world_size": 2}})
+    error = refusal(load(tmp_path, {"stages": [together]}), instances)
+    assert "names MIG instances, and a process can use one alone; set world_size to 1" in str(error)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.devices import Machine, check_machine
+from configs.devices import check_machine
 from configs.errors import ConfigurationError
+from configs.machine import Machine
 from configs.stages import load_stages, reference_document
 from scripts.launcher.run_folder import RunFolder
 from tests.unit.dialect_files import FILES, STAGE_ARGS, deploy

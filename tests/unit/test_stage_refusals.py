@@ -23,6 +23,7 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
         ("runtime.env", "A=1", "'A=1' is not a mapping; write NAME: \"value\" pairs beneath it"),
         ("engine_args", "org/model", "'org/model' is not a mapping"),
         ("engine_args.dtype", "bf16", "use auto, float32, float16 or bfloat16"),
+        ("engine_args.dtype", {}, "names no part; write `default: bfloat16` or `vae: float32`"),
         ("engine_args.device", "tpu", "'tpu' is not available; use auto, cpu or cuda"),
         ("engine_args.max_num_seqs", 0, "0 is out of range; give a whole number from 1 to 1024"),
         ("engine_args.served_model_name", "  ", "is empty; give text such as 'my-model', or leave"),
@@ -46,6 +47,17 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
             0.5,
             "give a number from 1 to 86400 (seconds)",
         ),
+        ("engine_args.scheduler", ["LCM"], "is not a mapping; name a class such as LCMScheduler"),
+        ("engine_args.scheduler.shift", -1, "-1 is out of range; give a number from 0.01 to 100"),
+        ("engine_args.scheduler.class", 3, "3 is not text; give text such as 'LCMScheduler'"),
+        ("engine_args.scheduler.timestep_spacing", "last", "use leading, linspace or trailing"),
+        ("engine_args.scheduler.sigmas", [0.5, 1.0], "does not fall; list one number above 0"),
+        ("engine_args.scheduler.sigmas", [1.0, 0.0], "is not a list of sigmas; list one number"),
+        ("engine_args.flow_shift", "5", "'5' is not a number; give a number from 0.01 to 100"),
+        ("default_sampling_params.lora", 3, "3 is not an adapter; write a name, {name: ..., sca"),
+        ("default_sampling_params.lora", ["a", "a"], "names 'a' twice; give one scale for it"),
+        ("default_sampling_params.lora", "../a", "is not a name for an adapter"),
+        ("default_sampling_params.lora", [{"name": "a", "scale": 101}], "has a scale that is out"),
         ("default_sampling_params", [], "[] is not a mapping"),
         (
             "default_sampling_params.num_inference_steps",
@@ -295,3 +307,9 @@ def test_any_value_is_taken_or_refused_by_path(tmp_path: Path, path: str, value:
         return
     assert params
     assert all(param.startswith("stages[0].") for param in params)
+
+
+def test_a_wrong_dtype_of_a_part(tmp_path: Path) -> None:
+    found, message = sole(refusal(tmp_path, changed("engine_args.dtype", {"vae": "fp32"})))
+    assert found == "stages[0].engine_args.dtype.vae"
+    assert message.startswith("'fp32' is not available; use auto, float32")

@@ -221,10 +221,13 @@ class Ranks:
         store = open_store(self._world_size)
         cores = chunk_cores(self._world_size)
         quantized = self._args.pipeline.quantization is not None
-        usual = weight_dtype(self._args, self._device.type)
+        kind = self._device.type
         described = {
             # The type of a quantized denoiser says little of that from which it was quantized.
-            name: (type(module).__name__, usual if quantized else module.dtype)
+            name: (
+                type(module).__name__,
+                weight_dtype(self._args, kind, name) if quantized else module.dtype,
+            )
             for name, module in self._denoisers.items()
         }
         for rank in range(1, self._world_size):

@@ -34,26 +34,30 @@ _PACKAGES = {
 }
 
 
-def weight_dtype(args: EngineArgs, device: str) -> torch.dtype:
-    """Return the type in which weights are loaded onto a kind of device, `cpu` or `cuda`."""
-    if args.dtype == "auto":
+def weight_dtype(args: EngineArgs, device: str, part: str = "default") -> torch.dtype:
+    """Return the type in which a part is loaded onto a kind of device, `cpu` or `cuda`."""
+    if isinstance(args.dtype, str):
+        said: str = args.dtype
+    else:
+        said = args.dtype.get(part, args.dtype.get("default", "auto"))
+    if said == "auto":
         return torch.bfloat16 if device == "cuda" else torch.float32
-    return DTYPES[args.dtype]
+    return DTYPES[said]
 
 
 def load_denoisers(
-    args: EngineArgs, described: Mapping[str, tuple[str, torch.dtype]], device: str
+    args: EngineArgs, described: Mapping[str, tuple[str, torch.dtype]], device: torch.device
 ) -> dict[str, Any]:
     """Return those parts of the pipeline, by their names, in evaluation mode.
 
-    `described` has the class of diffusers of each and its dtype; `device` is `cpu` or `cuda`.
+    `described` has the class of diffusers of each and its dtype. A GPU gets them straight.
 
     Raises:
         ModelLoadFailed: They cannot be quantized as the stage asks for; so do the errors of
             diffusers for weights that cannot be read.
     """
     untyped: Any = diffusers
-    given = quantized_arguments(args, weight_dtype(args, device), device)
+    given = quantized_arguments(args, device.type)
     config = given.get("quantization_config")
     configs = {} if config is None else config.quant_mapping
     found: dict[str, Any] = {}
@@ -69,12 +73,13 @@ def load_denoisers(
             revision=args.revision,
             local_files_only=Path(args.model).is_dir(),
             quantization_config=configs.get(name),
+            device_map=None if device.type == "cpu" else device,
         )
         found[name].eval()
     return found
 
 
-def quantized_arguments(args: EngineArgs, dtype: torch.dtype, device: str) -> dict[str, Any]:
+def quantized_arguments(args: EngineArgs, device: str) -> dict[str, Any]:
     """Return what to give to `from_pretrained` beside the rest; nothing where all stays as it is.
 
     Raises:
@@ -91,8 +96,11 @@ def quantized_arguments(args: EngineArgs, dtype: torch.dtype, device: str) -> di
     parts = _parts(args, wanted)
     try:
         if wanted.method == "gguf":
-            return _from_gguf(args, wanted, parts, dtype)
-        mapping = {name: _config(wanted.method, library, dtype) for name, library in parts.items()}
+            return _from_gguf(args, wanted, parts, device)
+        mapping = {
+            name: _config(wanted.method, library, weight_dtype(args, device, name))
+            for name, library in parts.items()
+        }
         return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
     except ModelLoadFailed:
         raise
@@ -132,12 +140,13 @@ def _config(method: str, library: str, dtype: torch.dtype) -> Any:
 
 
 def _from_gguf(
-    args: EngineArgs, wanted: Quantization, parts: Mapping[str, str], dtype: torch.dtype
+    args: EngineArgs, wanted: Quantization, parts: Mapping[str, str], device: str
 ) -> dict[str, Any]:
     untyped: Any = diffusers
     if len(parts) != 1:
         raise _refusal(wanted, f"one file is one part; name it in components: {', '.join(parts)}")
     (name,) = parts
+    dtype = weight_dtype(args, device, name)
     index: Mapping[str, Any] = untyped.DiffusionPipeline.load_config(
         args.model, revision=args.revision
     )

@@ -23,13 +23,18 @@ from configs.errors import (
 from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings, ReplicaPlan
 from workers.devices.chunk import DeviceChunk, denoisers
-from workers.engine.abilities import inspect_abilities
+from workers.devices.weights import DENOISERS
+from workers.engine.abilities import inspect_abilities, refuse_unfit_defaults
 from workers.engine.arguments import Inputs
 from workers.engine.concurrent import ConcurrentRuns, Turns
 from workers.engine.features import FEATURES
 from workers.engine.generation import Generation
 from workers.engine.known_settings import find_defaults
-from workers.engine.loader import finish_settings, load_pipeline
+from workers.engine.loader import load
+from workers.engine.loading.download import Tell, untold
+from workers.engine.loading.dtypes import part_dtypes
+from workers.engine.loading.scheduler import set_scheduler
+from workers.engine.loading.settings import finish_settings
 from workers.engine.progress import Progress, SilentProgress
 from workers.engine.run import Parts, Runs, Serve, Slot
 from workers.engine.warm_up import WarmUpRequests, is_right_in_batch
@@ -85,6 +90,7 @@ class Engine:
         self.features = tuple(feature for feature in found if feature is not None)
         _note_what_stays(pipe, settings)
         runs = Runs(pipe, abilities, self.features)
+        self._decoder = runs.decoder
         self._concurrent: ConcurrentRuns | None = None
         self._serve: Serve = runs.serve
         self.request_coming: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -97,25 +103,36 @@ class Engine:
         self.abilities = self._with_offers(abilities)
 
     @classmethod
-    def load(cls, plan: ReplicaPlan) -> Self:
+    def load(cls, plan: ReplicaPlan, tell: Tell = untold) -> Self:
         """Load the model of `plan` onto its devices; takes seconds to minutes.
+
+        `tell` learns what is done meanwhile, with the bytes of a download.
 
         Raises:
             ModelLoadFailed: With the model, the cause and a fix.
         """
-        pipe = load_pipeline(plan)
-        settings = plan.stage.engine_args.pipeline
+        loaded = load(plan, tell)
+        pipe, plan = loaded.pipe, loaded.plan
         args = plan.stage.engine_args
-        defaults = find_defaults(pipe, args.model, plan.stage.default_sampling_params)
+        settings = args.pipeline
+        staged = plan.stage.default_sampling_params
+        defaults = find_defaults(pipe, args.model, staged)
+        scheduler = set_scheduler(pipe, args, defaults.shift)
+        defaults = scheduler.with_steps(defaults, staged)
         abilities = replace(
             inspect_abilities(pipe, defaults.values),
+            scheduler_settings=scheduler.settings,
             known_as=defaults.known_as,
             default_sources=defaults.sources,
+            dtypes=part_dtypes(pipe),
+            dtype_sources=loaded.dtypes.sources,
         )
         chunk = DeviceChunk.open(pipe, plan)
         try:
             finish_settings(pipe, settings)
-            return cls(pipe, abilities, settings, plan.stage.engine_args.max_num_seqs, chunk)
+            engine = cls(pipe, abilities, settings, args.max_num_seqs, chunk)
+            refuse_unfit_defaults(engine.abilities, staged)
+            return engine
         except BaseException:
             chunk.close()
             raise
@@ -131,7 +148,7 @@ class Engine:
         """End what works for the engine outside of its runs; it must have none any more."""
         self.chunk.close()
 
-    def warm_up(self) -> None:
+    def warm_up(self, tell: Tell = untold) -> None:
         """Make one output of each warm-up size in two steps, so that no client gets the slow run.
 
         The default size comes first, then those of `warmup_shapes`. Further tasks of the same parts
@@ -145,8 +162,14 @@ class Engine:
         requests = WarmUpRequests(
             self.abilities, self._warmup_shapes, steps=100 if stateful else None
         )
+        self._decoder.measuring = True
         for parameters, inputs in requests.of_each_size():
+            frames = f"x{parameters.num_frames}" if parameters.num_frames else ""
+            tell(f"warming up {parameters.width}x{parameters.height}{frames}")
             self.generate(parameters, SilentProgress(), inputs)
+        self._decoder.measuring = False
+        if self._rendezvous is not None:
+            self._rendezvous.reserve(self._decoder.peak_bytes)
         self.abilities = self._with_offers(self.abilities)
         if self._concurrent is not None:
             self._concurrent.batched_tasks = [
@@ -189,10 +212,11 @@ class Engine:
         return 0 if self._concurrent is None else self._concurrent.turns.waiting
 
     def _is_right_in_batch(self, concurrent: ConcurrentRuns, parameters: Parameters) -> bool:
+        types = part_dtypes(self.pipe)
         try:
             return is_right_in_batch(
                 parameters,
-                str(getattr(self.pipe, "dtype", "")).removeprefix("torch."),
+                next((dtype for name in DENOISERS if (dtype := types.get(name))), ""),
                 lambda asked, inputs: self.generate(asked, SilentProgress(), inputs),
                 concurrent.serve_at_once,
             )

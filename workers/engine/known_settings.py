@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.errors import ModelLoadFailed
 from configs.known_models import Figure, SavedAs, find_known_model
+from configs.scheduler_fields import SHIFTS
 from workers.devices.chunk import denoisers
 from workers.engine.abilities import inspect_frames, size_multiple
 
@@ -26,11 +27,13 @@ class Defaults:
         values: By the names of the parameters: the stage's, and what is known for the rest.
         sources: Of what is known: the address of the page that each is from.
         known_as: Title of the known model; None where it is none.
+        shift: Of the noise, which the scheduler is given unless the stage says another.
     """
 
     values: Mapping[str, Any]
     sources: Mapping[str, str] = field(default_factory=dict)
     known_as: str | None = None
+    shift: Figure | None = None
 
 
 def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
@@ -40,7 +43,7 @@ def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
     first. Of a size, either both sides are the stage's or none. What does not fit the pipeline is
     left out, for a model by that name may have been changed.
     """
-    found = find_known_model(_names(model), _saved_as(pipe))
+    found = find_known_model(names_of(model), _saved_as(pipe))
     if found is None:
         logger.info("no settings are known for %s: the pipeline's own are taken", model)
         return Defaults(staged)
@@ -56,16 +59,25 @@ def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
         {**{name: figure.value for name, figure in figures.items()}, **staged},
         {name: figure.source for name, figure in figures.items()},
         known.title,
+        next((figure for figure in known.figures if figure.name in SHIFTS), None),
     )
 
 
-def _names(model: str) -> list[str]:
-    """What the model may be called; what its folder was saved from is surer than its own name."""
-    index = Path(model) / "model_index.json"
+def names_of(model: str) -> list[str]:
+    """Return what a model may be called, that by which its folder was saved first.
+
+    A snapshot of the hub is called by its id too: `models--org--name/snapshots/commit`.
+    """
+    folder = Path(model)
+    index = folder / "model_index.json"
     if not index.is_file():
         return [model]
     saved_from = json.loads(index.read_text(encoding="utf-8")).get("_name_or_path")
-    return [saved_from, model] if isinstance(saved_from, str) else [model]
+    names = [saved_from] if isinstance(saved_from, str) else []
+    kind, _, hub_id = folder.parent.parent.name.partition("--")
+    if folder.parent.name == "snapshots" and kind == "models":
+        names.insert(0, hub_id.replace("--", "/", 1))
+    return [*names, model]
 
 
 def _saved_as(pipe: Any) -> SavedAs:

@@ -18,7 +18,8 @@ from PIL import Image
 from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import DeviceChunk, denoisers
-from workers.engine.arguments import Inputs, call_arguments
+from workers.engine.arguments import Inputs, arguments_of, call_arguments
+from workers.engine.decoder import Decoder
 from workers.engine.generation import (
     Generation,
     Video,
@@ -32,9 +33,11 @@ from workers.engine.generation import (
 )
 from workers.engine.pipelines import PipelineCopies
 from workers.engine.progress import Progress
-from workers.engine.steps import WatchedStep, steps_from
+from workers.engine.schedulers import step_arguments
+from workers.engine.steps import Pace, WatchedStep, steps_from
 from workers.families import DEFAULT_FPS
 from workers.patches import counted_steps, free_parts, patched
+from workers.sharing.cost import mark
 from workers.sharing.rendezvous import Rendezvous
 
 
@@ -133,6 +136,8 @@ class Runs:
 
     Attributes:
         pipelines: Makes the copy of the pipeline for each run.
+        decoder: Decodes for one of them at a time.
+        decoder_watched: Whether what it makes is looked at for NaN.
         current: The run of each thread, as `run`.
     """
 
@@ -145,13 +150,13 @@ class Runs:
 
         self.attach, self.around_call = hooks("attach"), hooks("around_call")
         self.steer, self.show, self.after_call = hooks("steer"), hooks("show"), hooks("after_call")
-        self.pipelines = PipelineCopies(pipe, abilities)
         self.current = threading.local()
         self.default_fps = abilities.default_fps or DEFAULT_FPS
         self.offloads = bool(getattr(pipe, "_all_hooks", ()))
-        self._vae = getattr(pipe, "vae", None)
-        self._vae_dtype = _dtype(self._vae)
-        watch_decoder(self._vae)
+        vae = getattr(pipe, "vae", None)
+        self.decoder = Decoder(vae, self._on_tiles)
+        self.decoder_watched = watch_decoder(vae, self._after_decode)
+        self.pipelines = PipelineCopies(pipe, abilities, frames_as_bytes=self.decoder_watched)
         for denoiser in denoisers(pipe).values():
             denoiser.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
@@ -161,10 +166,17 @@ class Runs:
         run = Run(self, [slot], pipe)
         return run.generation(slot, run.call())
 
-    def restore_decoder(self) -> None:
-        """Undo the upcast of a pipeline that an error left in place (SDXL)."""
-        if self._vae is not None and _dtype(self._vae) != self._vae_dtype:
-            self._vae.to(dtype=self._vae_dtype)
+    def _after_decode(self, finite: torch.Tensor) -> None:
+        run: Run | None = getattr(self.current, "run", None)
+        if run is not None:
+            run.decoded_finite.append(finite)
+
+    def _on_tiles(self) -> None:
+        run: Run | None = getattr(self.current, "run", None)
+        for slot in () if run is None else run.slots:
+            slot.warnings.append(
+                "it was decoded in tiles, because the memory was too small; seams may show"
+            )
 
     def _before_forward(
         self, denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -192,6 +204,7 @@ class Run:
         steps: Denoising steps, in calls of the noise scheduler.
         step: Those done.
         latents: The sample after the last of them.
+        decoded_finite: Whether what the decoder made is finite, piece by piece, on its device.
         encoded_at: When the first call of the denoiser began, as `time.perf_counter` says.
         holds_turn: Whether no other run encodes or decodes now.
         text_state: What the text encoders are set to.
@@ -212,6 +225,7 @@ class Run:
         self.arguments: dict[str, Any] = {}
         self.step, self.steps = 0, slots[0].parameters.num_inference_steps
         self.latents: torch.Tensor | None = None
+        self.decoded_finite: list[torch.Tensor] = []
         self.encoded_at: float | None = None
         self.holds_turn = True
         self.text_state: tuple[Any, ...] = (slots[0].in_float32,)
@@ -223,6 +237,7 @@ class Run:
         self.after_denoise: list[Callable[[Run], None]] = []
         self._runs = runs
         self._last_step: float | None = None
+        self._pace = Pace()
         self._ended = 0.0
 
     def call(self) -> Any:
@@ -240,6 +255,7 @@ class Run:
                 for slot in self.slots:
                     slot.warnings += runs.pipelines.prompt_warnings(slot.parameters)
                 self.arguments = self.make_arguments()
+                self.arguments |= step_arguments(pipe.scheduler, arguments_of(type(pipe)))
                 for hook in runs.around_call:
                     around.enter_context(hook(self))
                 for hook in runs.attach:
@@ -255,15 +271,19 @@ class Run:
                 # tensors until the next garbage collection.
                 around.enter_context(patched(pipe.scheduler, "step", watched))
                 output = pipe(**self.arguments)
+                if self.decoded_finite:  # read here, where the pixels have come and nobody waits
+                    refuse_non_finite(torch.stack(self.decoded_finite), "the autoencoder")
             self._ended = time.perf_counter()
             self._steer()  # what was changed while it was decoded came too late
             return output
         except BaseException:
             if self.holds_turn:
-                runs.restore_decoder()
+                runs.decoder.undo_upcast()
             raise
         finally:
             del runs.current.run
+            if self.holds_turn:
+                runs.decoder.restore()
             if runs.offloads:
                 free_parts(pipe)
 
@@ -289,8 +309,7 @@ class Run:
         """Note a step of the scheduler, and end the denoising after the last; returns `result`."""
         sample = result[0]
         if sample.is_cuda:
-            # Python runs ahead of the device: without this, steps are told that are not done yet.
-            torch.cuda.current_stream(sample.device).synchronize()
+            self._pace.keep(mark(sample.device))
         self._last_step = time.perf_counter()
         if self.encoded_at is None:  # a denoiser by another name
             self.encoded()
@@ -302,6 +321,7 @@ class Run:
         self.at_boundary()
         if self.step == self.steps:
             self.refuse_non_finite(sample)
+            self._last_step = time.perf_counter()
             self.denoised()
         return result
 
@@ -309,6 +329,12 @@ class Run:
         """End the denoising: what comes is decoded."""
         for hook in self.after_denoise:
             hook(self)
+        self.prepare_decoder(self._runs.decoder)
+
+    def prepare_decoder(self, decoder: Decoder) -> None:
+        """Get the autoencoder ready for what it is to decode."""
+        asked = self.slots[0].parameters
+        decoder.prepare(asked, asked.num_outputs_per_prompt)
 
     def at_boundary(self) -> None:
         """Between two steps, tell where the run is, and do what its requests want to be done."""
@@ -332,7 +358,7 @@ class Run:
 
     def refuse_non_finite(self, sample: torch.Tensor) -> None:
         """Raise NonFiniteOutput unless all of the last sample are numbers."""
-        refuse_non_finite(sample, "the denoiser")
+        refuse_non_finite(torch.isfinite(sample), "the denoiser")
 
     def rows_of(self, slot: Slot) -> slice:
         """Return which of the samples are those of a request."""
@@ -352,7 +378,7 @@ class Run:
         if parameters.makes_video:
             videos = to_videos(frames_in(output), parameters.fps or self._runs.default_fps)
         else:
-            images = to_images(images_in(output))
+            images = to_images(images_in(output), watched=self._runs.decoder_watched)
         for hook in self._runs.after_call:
             hook(self, slot, images[0] if images else Image.fromarray(videos[0].frames[0]))
         first = self._ended if self.encoded_at is None else self.encoded_at
@@ -373,9 +399,3 @@ class Run:
 
 def _overridden(feature: Feature) -> set[str]:
     return {name for kind in type(feature).__mro__[:-2] for name in vars(kind)}
-
-
-def _dtype(vae: Any) -> torch.dtype | None:
-    # `vae.dtype` walks through all parts each time.
-    first = None if vae is None else next(vae.parameters(), None)
-    return None if first is None else first.dtype

@@ -68,6 +68,24 @@ class WatchedStep:
         return WatchedStep(copied, self._after, self._generators, self._beside, self._first)
 
 
+class Pace:
+    """Holds Python back, which runs ahead of the device: to one step, and not more.
+
+    So the device need not wait for the next step, and what is told of a run, and how soon it ends
+    once it is told to, stays true to a step.
+    """
+
+    def __init__(self) -> None:
+        """No step was made yet."""
+        self._before: Any = None
+
+    def keep(self, made: Any) -> None:
+        """Note a step that the device was given, an event behind it; wait for the one before."""
+        before, self._before = self._before, made
+        if before is not None:
+            before.synchronize()
+
+
 @functools.cache
 def _signature_and_places(step: Any) -> tuple[inspect.Signature, tuple[int, int, int]]:
     """Return the signature of a method `step`, and where it takes sample, timestep and generator.
@@ -84,7 +102,7 @@ def _signature_and_places(step: Any) -> tuple[inspect.Signature, tuple[int, int,
 
 def steps_from(scheduler: Any, time: Any) -> int:
     """Return how many steps there are from the timestep `time` to the last, both counted."""
-    times = list(map(float, scheduler.timesteps))
+    times = torch.as_tensor(scheduler.timesteps).tolist()
     one = isinstance(time, (int, float)) or (torch.is_tensor(time) and time.numel() == 1)
     here = float(time) if one else None
     return len(times) - (times.index(here) if here in times else 0)

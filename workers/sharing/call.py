@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, median_low
-from typing import Any
+from typing import Any, Protocol
 
 from workers.sharing.merging import Layout, Unmergeable, choose_rows, layout, place_rows
 
@@ -33,6 +33,21 @@ _REST = 200
 _USABLE = 0.8
 
 
+class Cost(Protocol):
+    """What a forward took (:class:`workers.sharing.cost.ForwardCost`)."""
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be read without waiting."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the work itself."""
+
+    def wait(self) -> None:
+        """Wait until it is known."""
+
+
 class BatchStats:
     """What was measured of merged calls of one kind: whether it is right, and how far it pays.
 
@@ -43,8 +58,9 @@ class BatchStats:
             those for which texts were made longer by themselves, under True.
     """
 
-    def __init__(self) -> None:
-        """Nothing is known: any number of rows is allowed."""
+    def __init__(self, reserved_bytes: Callable[[], int] = lambda: 0) -> None:
+        """Nothing is known: any number of rows is allowed that leaves the reserved memory free."""
+        self._reserved_bytes = reserved_bytes
         self.right: bool | None = None
         self.pads: bool | None = None
         self.shown: dict[bool, set[tuple[str, int]]] = {False: set(), True: set()}
@@ -54,6 +70,9 @@ class BatchStats:
         self._row_bytes: float | None = None
         self._fitting: int | None = None
         self._seconds: dict[int, deque[float]] = {}
+        self._expected: deque[tuple[Sequence[int], Cost]] = deque()
+        self._forwards = 0
+        self._memory_at: dict[int, int] = {}
 
     def allows(self, rows: int) -> bool:
         """Tell whether so many rows of several calls may go together."""
@@ -78,8 +97,24 @@ class BatchStats:
         times = self._seconds.get(rows)
         return median_low(times) if times else None
 
+    def expect(self, rows: Sequence[int], cost: Cost) -> None:
+        """Learn what forwards of requests took, as far as the device has done them by now.
+
+        The last one is mostly read with the next, so that nobody waits for it.
+        """
+        self._expected.append((rows, cost))
+        while self._expected and self._expected[0][1].known:
+            counts, known = self._expected.popleft()
+            self.note(counts, known.seconds)
+
+    def wait(self) -> None:
+        """Wait until the last forward is done."""
+        if self._expected:
+            self._expected[-1][1].wait()
+
     def note(self, rows: Sequence[int], seconds: float) -> None:
         """Learn what a forward of requests with so many rows took."""
+        self._forwards += 1
         self._seconds.setdefault(sum(rows), deque(maxlen=_KEPT)).append(seconds)
         self._rest -= 1
         if self._cap is not None and self._rest <= 0:
@@ -111,6 +146,14 @@ class BatchStats:
                 self.limit(rows)
             self._weighed.clear()
 
+    def wants_memory(self, rows: int) -> bool:
+        """Tell whether to look at the memory of the next forward of so many rows.
+
+        It is the same for all of them, and what is free changes slowly.
+        """
+        seen = self._memory_at.get(rows)
+        return seen is None or self._forwards - seen >= _REST
+
     def note_memory(self, rows: int, peak_bytes: int | None, free_bytes: int | None) -> None:
         """Learn what a forward of so many rows took at most, and what the next may take.
 
@@ -119,9 +162,11 @@ class BatchStats:
         """
         if peak_bytes is None or free_bytes is None or rows < 1:
             return
+        self._memory_at[rows] = self._forwards
         needed = peak_bytes / rows
         self._row_bytes = needed if self._row_bytes is None else min(self._row_bytes, needed)
-        self._fitting = int(_USABLE * free_bytes / max(self._row_bytes, 1.0))
+        usable = _USABLE * max(free_bytes - self._reserved_bytes(), 0)
+        self._fitting = int(usable / max(self._row_bytes, 1.0))
 
     def limit(self, rows: Sequence[int]) -> None:
         """Keep later forwards smaller than these requests together, for a while."""

@@ -1,7 +1,7 @@
 """Checks of merged calls: whether each got what it gets alone."""
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from workers.sharing.argument_rules import ALIKE, BY_FRAME, BY_SECOND, LAYERS, SHARED
 from workers.sharing.call import Call
-from workers.sharing.merging import merge, split
+from workers.sharing.merging import merge, pick, split
 
 # Largest difference that counts as rounding, in parts of the largest value; other types are coarse.
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -80,17 +80,39 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
 Place = tuple[str, int]
 
 
+class Differences:
+    """Where calls differ, compared on the device and not read yet."""
+
+    def __init__(self, compared: Iterable[tuple[Place, torch.Tensor | bool]]) -> None:
+        """Take for each place whether calls differ there: a truth value, mostly on a device."""
+        self._compared = list(compared)
+
+    def read(self) -> set[Place]:
+        """Return the places where they differ; waits for each device once."""
+        flags: dict[torch.device, list[tuple[Place, torch.Tensor]]] = {}
+        found = set()
+        for place, differ in self._compared:
+            if torch.is_tensor(differ):
+                flags.setdefault(differ.device, []).append((place, differ))
+            elif differ:
+                found.add(place)
+        for pairs in flags.values():
+            read = torch.stack([flag for _, flag in pairs]).tolist()
+            found |= {place for (place, _), differ in zip(pairs, read, strict=True) if differ}
+        return found
+
+
 def new_differences(
     merged: Mapping[str, Any], rows: Sequence[int], known: Container[Place]
-) -> set[Place]:
-    """Return where calls of so many rows differ in their merged arguments, `known` places apart."""
+) -> Differences:
+    """Compare where calls of so many rows differ in their merged arguments, but `known` places."""
     starts = [end - count for end, count in zip(accumulate(rows), rows, strict=True)]
-    return {
-        (name, place)
+    return Differences(
+        ((name, place), _differ(value, [start + place for start in starts]))
         for name, value in _values(merged, sum(rows))
         for place in range(min(rows))
-        if (name, place) not in known and _differ(value, [start + place for start in starts])
-    }
+        if (name, place) not in known
+    )
 
 
 def _values(arguments: Mapping[str, Any], rows: int) -> Iterator[tuple[str, Any]]:
@@ -110,16 +132,20 @@ def _values(arguments: Mapping[str, Any], rows: int) -> Iterator[tuple[str, Any]
             yield name, value
 
 
-def _differ(value: Any, places: Sequence[int]) -> bool:
+def _differ(value: Any, places: Sequence[int]) -> torch.Tensor | bool:
     if not torch.is_tensor(value):
-        first = value[places[0]]
-        return any(not torch.equal(value[each], first) for each in places[1:])
+        each = [value[place] for place in places]
+        if len({one.shape for one in each}) > 1:
+            return True
+        value, places = torch.stack(each), range(len(each))
     step = places[1] - places[0]
+    chosen: torch.Tensor
     if list(range(places[0], len(value), step)) == list(places):
         chosen = value[places[0] :: step]  # without a copy, as calls are alike as a rule
     else:
-        chosen = value[torch.tensor(places, device=value.device)]
-    return not torch.equal(chosen, chosen[:1].expand_as(chosen))
+        chosen = pick(value, places)
+    differ: torch.Tensor = (chosen != chosen[:1]).any()
+    return differ
 
 
 # As much as that of copies, times this, may rounding make of other values.

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch.nn.functional import pad
+from torch.utils.weak import WeakIdKeyDictionary
 
 from workers.sharing.argument_rules import (
     ALIKE,
@@ -76,6 +77,10 @@ Form = Literal["tensor", "list"]
 
 
 Arguments = Mapping[str, Any]
+
+
+# Dimensions of positions that each sample has a row of.
+_OF_EACH = 3
 
 
 # Dimensions of a sample that is a video: channels, frames, height, width.
@@ -266,20 +271,38 @@ def _merge_lists(name: str, values: Sequence[Any]) -> Any:
     return make(row for value in values for row in value)
 
 
+# Pairs of tensors that were compared, for as long as both live: pipelines make their positions once
+# and pass the same tensors in each step, and a comparison waits for the device.
+_compared: Any = WeakIdKeyDictionary()
+
+
+def _are_equal(first: torch.Tensor, other: torch.Tensor, *, rows: bool = False) -> bool:
+    """Tell whether two tensors, which nobody writes into, are equal.
+
+    With `rows` whether each row of `other` equals the first row of `first`.
+    """
+    if other is first and not rows:
+        return True
+    known = _compared.get(first)
+    if known is None:
+        known = _compared[first] = WeakIdKeyDictionary()
+    answer: bool | None = known.get(other)
+    if answer is None:
+        wanted = first[:1].expand_as(other) if rows else first
+        answer = known[other] = torch.equal(other, wanted)
+    return answer
+
+
 def _merge_shared(name: str, values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, (list, tuple)):
         return type(first)(_merge_shared(name, items) for items in zip(*values, strict=True))
     if not torch.is_tensor(first):
         return first
-    if first.ndim == 3 and name in POSITION_ROWS:
-        merged = torch.cat(list(values))
-        if not torch.equal(merged, merged[:1].expand_as(merged)):
-            raise Unmergeable(name)
-        return merged
-    if not all(each is first or torch.equal(each, first) for each in values[1:]):
+    rows = first.ndim == _OF_EACH and name in POSITION_ROWS
+    if not all(_are_equal(first, each, rows=rows) for each in values):
         raise Unmergeable(name)
-    return first
+    return torch.cat(list(values)) if rows else first
 
 
 def _split(item: Any, rows: Sequence[int], form: Form) -> list[Any]:
@@ -293,13 +316,14 @@ def _split(item: Any, rows: Sequence[int], form: Form) -> list[Any]:
     raise Unmergeable("output")
 
 
-# Dimensions of positions that each sample has a row of.
-_OF_EACH = 3
-
-
 def choose_rows(arguments: Arguments, chosen: Sequence[int], rows: int) -> dict[str, Any]:
     """Return the arguments of a call of `rows` rows for the `chosen` ones alone, in that order."""
     return {name: _choose(name, value, chosen, rows) for name, value in arguments.items()}
+
+
+def pick(value: torch.Tensor, chosen: Sequence[int], dim: int = 0) -> torch.Tensor:
+    """Return some rows of a tensor; by views, since to move their numbers waits for the device."""
+    return torch.stack([value.select(dim, index) for index in chosen], dim)
 
 
 def place_rows(outputs: Sequence[Any], places: Sequence[Sequence[int]], rows: int) -> Any:
@@ -323,7 +347,8 @@ def place_rows(outputs: Sequence[Any], places: Sequence[Sequence[int]], rows: in
     if torch.is_tensor(first):
         placed = first.new_zeros((rows, *first.shape[1:]))
         for output, place in zip(outputs, places, strict=True):
-            placed[torch.tensor(place, device=placed.device)] = output
+            for index, row in zip(place, output, strict=True):
+                placed[index] = row
         return placed
     listed = [torch.zeros_like(first[0])] * rows
     for output, place in zip(outputs, places, strict=True):
@@ -349,9 +374,8 @@ def _choose_of_tensor(name: str, value: torch.Tensor, chosen: Sequence[int], row
     rows_of_positions = name in POSITION_ROWS and value.ndim == _OF_EACH
     if one_for_all or (name in SHARED and not rows_of_positions):
         return value
-    indices = torch.tensor(chosen, device=value.device)
     if name in BY_SECOND:
-        return value[:, indices]
+        return pick(value, chosen, 1)
     if name in BY_FRAME and len(value) != rows:
-        return value.reshape(rows, -1, *value.shape[1:])[indices].flatten(0, 1)
-    return value[indices]
+        return pick(value.reshape(rows, -1, *value.shape[1:]), chosen).flatten(0, 1)
+    return pick(value, chosen)

@@ -47,6 +47,11 @@ class CallQueue:
                 found = True
         return found
 
+    @property
+    def several(self) -> bool:
+        """Whether more than one is in its loop, whose next calls may go together."""
+        return len(self._members) > 1
+
     def forget(self, member: Member) -> None:
         """Let nobody wait for a member any more."""
         self._members.discard(member)
@@ -90,10 +95,15 @@ _KINDS_KEPT = 1000
 
 
 class StatsByKind:
-    """Stats for each kind; once there are too many, all are learnt anew."""
+    """Stats for each kind; once there are too many, all are learnt anew.
+
+    Attributes:
+        reserved_bytes: Memory that merged forwards leave free.
+    """
 
     def __init__(self) -> None:
         """Nothing was learnt."""
+        self.reserved_bytes = 0
         self._stats: dict[Any, BatchStats] = {}
 
     def of(self, call: Call) -> BatchStats:
@@ -105,10 +115,13 @@ class StatsByKind:
         if stats is None:
             if len(self._stats) > _KINDS_KEPT:
                 self._stats.clear()
-            stats = self._stats[kind] = BatchStats()
+            stats = self._stats[kind] = self._new()
         if stats.pads is False:  # then each length is a kind of its own
-            return self._stats.setdefault((kind, call.layout.lengths), BatchStats())
+            return self._stats.setdefault((kind, call.layout.lengths), self._new())
         return stats
+
+    def _new(self) -> BatchStats:
+        return BatchStats(lambda: self.reserved_bytes)
 
 
 # What the denoisers are set to after a switch that failed; equal to no key.
@@ -176,6 +189,10 @@ class Rendezvous:
             with self._lock:
                 self._key = _UNKNOWN
                 self._pass_on()
+
+    def reserve(self, memory_bytes: int) -> None:
+        """Have merged forwards leave so much memory free, for what decodes meanwhile."""
+        self._stats.reserved_bytes = memory_bytes
 
     @property
     def histogram(self) -> dict[int, int]:
@@ -264,11 +281,14 @@ class Rendezvous:
         """Run a group, with the lock open meanwhile."""
         self.queue.remove(group)
         self._busy = True
+        # A lone request hands the device its next step early; of several, the next calls gather
+        # while the device works, which shows only by waiting for it.
+        several = self.queue.several
         self._lock.release()
         try:
             key = group[0].member.key
             if self._key == key or self._set_to(key, group):
-                run_group(group, group[0].stats or BatchStats())
+                run_group(group, group[0].stats or BatchStats(), wait=several)
         finally:
             self._lock.acquire()
             for call in group:

@@ -1,66 +1,31 @@
 """Runs a group of denoiser calls: as one forward where that is right, else one by one."""
 
 import logging
-import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from workers.failures import is_out_of_memory, short_cause
 from workers.sharing.call import BatchStats, Call, warn_once
 from workers.sharing.checks import new_differences, worst_excess
+from workers.sharing.cost import ForwardCost
 from workers.sharing.merging import Unmergeable, merge, split
 
 _logger = logging.getLogger(__name__)
 
 
-class ForwardCost:
-    """Measures a forward; use as a context around it, which ends when the device has done it.
+def run_group(group: Sequence[Call], stats: BatchStats, *, wait: bool = False) -> None:
+    """Give each call its output or its error; several calls are of one kind.
 
-    Attributes:
-        seconds: Of the work itself, not of handing it to the device.
-        peak_bytes: Most memory that was taken on top of what was taken before; None on a CPU.
-        free_bytes: Memory that a next forward may take; None on a CPU.
+    With `wait` only once the device has done it: others come meanwhile, to go together.
     """
-
-    def __init__(self, device: torch.device | None) -> None:
-        """Measure what runs on `device`; None measures the seconds alone."""
-        self.seconds = 0.0
-        self.peak_bytes: int | None = None
-        self.free_bytes: int | None = None
-        self._device = device if device is not None and device.type == "cuda" else None
-        self._before = 0
-
-    def __enter__(self) -> Self:
-        if self._device is not None:
-            torch.cuda.reset_peak_memory_stats(self._device)
-            self._before = torch.cuda.memory_allocated(self._device)
-        self._started = time.perf_counter()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if self._device is not None and error is None:
-            # So that the time is that of the work, and what goes wrong is raised here.
-            torch.cuda.current_stream(self._device).synchronize()
-        self.seconds = time.perf_counter() - self._started
-        if self._device is not None:
-            # What encoders and autoencoders of other requests take meanwhile is counted too.
-            self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before
-            self.free_bytes = free_bytes(self._device)
+    _run_group(group, stats)
+    if wait:
+        stats.wait()
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the memory of a CUDA device that this process may still take, in bytes."""
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + cached
-
-
-def run_group(group: Sequence[Call], stats: BatchStats) -> None:
-    """Give each call its output or its error; several calls are of one kind."""
+def _run_group(group: Sequence[Call], stats: BatchStats) -> None:
     failure, scarce = None, False
     if len(group) > 1 and _right(group, stats) is not False:
         try:
@@ -99,7 +64,7 @@ def _is_padded(group: Sequence[Call]) -> bool:
 def _run_alone(call: Call, stats: BatchStats) -> None:
     call.shared = call.requests
     try:
-        with ForwardCost(None if call.layout is None else call.layout.device) as cost:
+        with _cost(call, stats) as cost:
             call.output = call.forward(*call.args, **call.kwargs)
         if call.layout is not None:
             _note([call], call.row_counts, stats, cost)
@@ -130,10 +95,11 @@ def _run_merged(group: Sequence[Call], stats: BatchStats) -> bool:
     try:
         merged = merge([call.arguments for call in group], rows)
         shown = stats.shown[_is_padded(group)]
-        differences = new_differences(merged, rows, shown)
-        with ForwardCost(first.layout.device) as cost:
+        compared = new_differences(merged, rows, shown)
+        with ForwardCost(first.layout.device, memory=stats.wants_memory(sum(rows))) as cost:
             output = first.forward(**merged)
         parts = split(output, rows, first.layout.form)
+        differences = compared.read()  # behind the forward, so that the device need not wait
     except Unmergeable as error:
         if error.name == "output":
             _note_check(group, stats, right=False)
@@ -159,15 +125,15 @@ def _note(
 
     Where they seem slower together, see what they take one by one.
     """
-    stats.note(counts, cost.seconds)
-    if cost.peak_bytes is not None:
-        stats.note_memory(sum(counts), cost.peak_bytes, cost.free_bytes)
+    stats.expect(counts, cost)
+    stats.note_memory(sum(counts), cost.peak_bytes, cost.free_bytes)
     if len(counts) < 2 or not stats.doubts(counts):
         return
     alone_s = 0.0
     for call in group:
         for part in [part for part, _ in call.parts(size=1)] or [call]:
-            with ForwardCost(_device(part)) as own:
+            cost.wait()  # back to back, each by itself
+            with _cost(part, stats) as own:
                 part.forward(**part.arguments)
             alone_s += own.seconds
             stats.note(part.row_counts, own.seconds)
@@ -190,5 +156,7 @@ def _check(group: Sequence[Call], parts: Sequence[Any], stats: BatchStats) -> No
         )
 
 
-def _device(call: Call) -> torch.device | None:
-    return None if call.layout is None else call.layout.device
+def _cost(call: Call, stats: BatchStats) -> ForwardCost:
+    if call.layout is None:
+        return ForwardCost(None)
+    return ForwardCost(call.layout.device, memory=stats.wants_memory(call.rows))

@@ -119,17 +119,21 @@ class Preview(Feature):
         self, latents: torch.Tensor, width: int, height: int, *, middle: bool = False
     ) -> torch.Tensor | None:
         """The first sample as `[rows, columns, channels]` on the CPU; None for another layout."""
-        first = latents[0].detach().to("cpu", torch.float64)
+        first = latents[0].detach()
         if first.ndim == _FRAMES:
             first = first[:, first.shape[1] // 2 if middle else 0]
         if first.ndim == _PICTURE:
-            return first.permute(1, 2, 0)
+            return _on_host(first).permute(1, 2, 0)
         rows, columns = height // self._cell, width // self._cell
         each = rows * columns
         if first.ndim != _TOKENS or not each or len(first) % each:
             return None
         start = len(first) // each // 2 * each if middle else 0
-        return first[start : start + each].reshape(rows, columns, -1)
+        return _on_host(first[start : start + each]).reshape(rows, columns, -1)
+
+
+def _on_host(picked: torch.Tensor) -> torch.Tensor:
+    return picked.to("cpu").double()
 
 
 def _with_constant(cells: torch.Tensor) -> torch.Tensor:

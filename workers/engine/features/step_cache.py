@@ -16,7 +16,7 @@ from configs.errors import ModelLoadFailed
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import denoisers
 from workers.devices.weights import DTYPES
-from workers.engine.loader import refusing
+from workers.engine.loading.settings import refusing
 from workers.engine.run import Feature, Parts, Run
 from workers.engine.schedulers import calls_of
 from workers.patches import current_timestep, forget_state
