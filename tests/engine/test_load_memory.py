@@ -19,10 +19,12 @@ from configs.stage_config import EngineArgs, ParallelConfig, PipelineSettings, Q
 from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_parts import WORDS
 from tests.engine.conftest import BUNDLED, plan
+from tests.engine.test_denoiser_copies import plan_of_two
+from workers.devices.chunk import begin_ranks
 from workers.engine import loader
 from workers.engine.loader import load_pipeline
 from workers.engine.loading.memory import Free, check_memory, estimate, free_memory
-from workers.engine.loading.saved_parts import SavedPart, read_parts
+from workers.engine.loading.saved_parts import SavedPart, read_config, read_parts
 from workers.engine.loading.settings import device_map_of
 from workers.engine.loading.turns import turn_to_load
 
@@ -240,6 +242,43 @@ def test_one_waits_where_memory_is_short_and_goes_on_when_the_other_has_loaded(t
     thread.join(30)
     assert inside == ["small", "second"]
     assert loading.is_set()
+
+
+class _Begun:
+    """What stands for ranks that have been started."""
+
+    closed = 0
+
+    def await_loaded(self) -> None:
+        raise ModelLoadFailed("rank 1 of 2 could not start")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_ranks_end_when_the_load_fails(monkeypatch: pytest.MonkeyPatch):
+    begun = _Begun()
+    monkeypatch.setattr(loader, "begin_ranks", lambda *_: begun)
+    with pytest.raises(ModelLoadFailed, match="rank 1 of 2 could not start"):
+        loader.load(plan())
+    assert begun.closed == 1
+
+
+def test_ranks_are_begun_only_where_the_model_will_use_them(tmp_path: Path):
+    folder = save_family("stable_diffusion_3", tmp_path)
+    made = list[str]()
+
+    def make(name: str) -> Any:
+        made.append(name)
+        with torch.device("meta"):
+            return diffusers.SD3Transformer2DModel.from_config(read_config(folder, name))
+
+    kinds = {"transformer": "SD3Transformer2DModel"}
+    assert begin_ranks(plan_of_two(folder, cfg_parallel_size=2), kinds, "cpu", make) is None
+    assert begin_ranks(plan(folder), kinds, "cpu", make) is None
+    assert made == []
+    assert begin_ranks(plan_of_two(folder), kinds, "cpu", make) is None  # copies are its way
+    assert made == ["transformer"]
 
 
 HOLDS = """
