@@ -16,7 +16,7 @@ from scripts.lab.family_trial import Watcher, pixels, small_inputs, small_reques
 from tests.engine.conftest import BUNDLED, plan
 from tests.engine.tiny_families import save_family
 from workers.engine.engine import Engine
-from workers.engine.loading.dtypes import RULE, STAGE, choose_dtypes
+from workers.engine.loading.dtypes import RULE, STAGE, Dtypes, choose_dtypes
 from workers.engine.loading.saved_parts import read_parts, weight_files
 
 Saved = Mapping[str, tuple[str, torch.dtype]]
@@ -65,8 +65,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: request.param)
 
 
+def choice(folder: Path, dtype: Any = "auto", device: str = "cuda") -> Dtypes:
+    return choose_dtypes(EngineArgs(str(folder), dtype=dtype), read_parts(folder), device)
+
+
 def chosen(folder: Path, dtype: Any = "auto", device: str = "cuda") -> dict[str, str]:
-    return dict(choose_dtypes(EngineArgs(str(folder), dtype=dtype), device).types)
+    return dict(choice(folder, dtype, device).types)
 
 
 @pytest.mark.parametrize("gpu", [(9, 0), (7, 5)], indirect=True)
@@ -112,7 +116,7 @@ def test_what_a_gpu_gets(
 @pytest.mark.parametrize("gpu", [(9, 0), (7, 5)], indirect=True)
 def test_what_is_known_of_a_part_stands_on_every_gpu(gpu: None, tmp_path: Path):
     folder = saved(tmp_path / "Sana_1600M_1024px_diffusers", "SanaPipeline", SANA)
-    found = choose_dtypes(EngineArgs(str(folder)), "cuda")
+    found = choice(folder)
     assert found.types == {
         "default": "float16",
         "transformer": "float16",
@@ -128,7 +132,7 @@ def test_what_is_known_of_a_part_stands_on_every_gpu(gpu: None, tmp_path: Path):
 def test_the_stage_comes_first(gpu: None, tmp_path: Path):
     folder = saved(tmp_path / "wan", "WanPipeline", WAN)
     assert set(chosen(folder, "float16").values()) == {"float16"}
-    named = choose_dtypes(EngineArgs(str(folder), dtype={"vae": "bfloat16"}), "cuda")
+    named = choice(folder, {"vae": "bfloat16"})
     assert (named.types["vae"], named.types["default"]) == ("bfloat16", "bfloat16")
     assert (named.sources["vae"], named.sources["default"]) == (STAGE, RULE)
     assert chosen(folder, {"default": "bfloat16"}) == {"default": "bfloat16"}

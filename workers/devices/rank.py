@@ -148,7 +148,7 @@ class Rank:
     def load(self) -> None:
         """Load the denoisers onto the device, as rank 0 has them."""
         start = self._start
-        for name, module in load_denoisers(start.args, start.denoisers, start.kind).items():
+        for name, module in load_denoisers(start.args, start.denoisers, self._device).items():
             self._denoisers[name] = module.to(self._device)
 
     def join(self) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import ModelLoadFailed
-from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Lora, Parameters
 from configs.stage_fields import WarmupShape
 from workers.engine.arguments import Inputs
 from workers.engine.generation import Generation
@@ -35,7 +35,8 @@ class WarmUpRequests:
         self._abilities = abilities
         self._usual = WarmupShape(abilities.default_width, abilities.default_height)
         self._shapes = dict.fromkeys((self._usual, *shapes))
-        self._steps = min(abilities.default_steps, steps or _STEPS)
+        most = abilities.scheduler_steps.get(abilities.schedulers[0], abilities.default_steps)
+        self._steps = min(abilities.default_steps, steps or _STEPS, most)
 
     def of_each_size(self) -> Iterator[tuple[Parameters, Inputs]]:
         """Yield one request of each size, the default one first.
@@ -95,6 +96,7 @@ class WarmUpRequests:
             true_cfg_scale=abilities.default_true_cfg_scale,
             num_frames=frames and (shape.num_frames or frames),
             fps=abilities.default_fps,
+            lora=tuple(Lora(**each) for each in abilities.default_lora or ()),
             # Of so few steps a share may be none.
             strength=1.0 if task in FROM_IMAGE_TASKS and abilities.strength else None,
         )
