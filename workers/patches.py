@@ -210,7 +210,6 @@ def hold_dtype(vae: torch.nn.Module) -> None:
     What it encodes comes back in the type of what it was given, which the denoiser then gets; what
     it decodes stays as precise as it is.
     """
-    own = next(vae.parameters()).dtype
     encode: Any = getattr(vae, "encode", None)
     decode: Any = getattr(vae, "decode", None)
     move: Any = vae.to
@@ -223,6 +222,7 @@ def hold_dtype(vae: torch.nn.Module) -> None:
     def in_own(call: Any) -> Any:
         @wraps(call)
         def called(*arguments: Any, **options: Any) -> Any:
+            own = next(vae.parameters()).dtype  # float32 in a run that is made once more
             named = {name: _as_dtype(value, own) for name, value in options.items()}
             return call(*(_as_dtype(each, own) for each in arguments), **named)
 

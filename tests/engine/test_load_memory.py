@@ -77,6 +77,11 @@ def test_what_weights_need_of_gpus_and_host(
     assert round(need.host / GB, 1) == host
 
 
+def test_numbers_that_are_saved_smaller_are_as_large_as_they_are_held():
+    small = {"vae": SavedPart("vae", "diffusers", "V", {}, {"F8_E4M3": 1000, "U8": 10})}
+    assert estimate(args_of(), small, "cuda").devices == (2010,)
+
+
 def test_a_part_of_a_file_of_its_own_is_as_large_as_that(tmp_path: Path):
     file = tmp_path / "small.gguf"
     file.write_bytes(bytes(1000))

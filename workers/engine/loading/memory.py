@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _GB: Final = 10**9
 # Bytes of a number in the types of safetensors; of those that are not here, one.
 _SAVED_BYTES: Final = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-_FLOATS: Final = {"F64", "F32", "F16", "BF16"}
+_FLOATS: Final = ("F", "BF")
 _NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # Bytes of a number with its share of the scales.
 _QUANTIZED_BYTES: Final = {
@@ -243,7 +243,7 @@ def _size(args: EngineArgs, part: SavedPart, device: str) -> PartSize:
     dtype = weight_dtype(args, device, part.name)
     total = own = 0.0
     for kind, count in part.numbers.items():
-        if kind not in _FLOATS:
+        if not kind.startswith(_FLOATS):
             total += count * _SAVED_BYTES.get(kind, 1)
         elif wanted is not None and quantized:
             # That of GGUF is the size of its file.
