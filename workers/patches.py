@@ -60,7 +60,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -221,7 +221,6 @@ def hold_dtype(vae: torch.nn.Module) -> None:
     What it encodes comes back in the type of what it was given, which the denoiser then gets; what
     it decodes stays as precise as it is.
     """
-    own = next(vae.parameters()).dtype
     encode: Any = getattr(vae, "encode", None)
     decode: Any = getattr(vae, "decode", None)
     move: Any = vae.to
@@ -231,18 +230,28 @@ def hold_dtype(vae: torch.nn.Module) -> None:
         options.pop("dtype", None)
         return move(*kept, **options) if kept or options else vae
 
-    def encode_any(sample: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        encoded = encode(sample.to(own), *arguments, **options)
-        return encoded if sample.dtype == own else _as_dtype(encoded, sample.dtype)
+    def in_own(call: Any) -> Any:
+        @wraps(call)
+        def called(*arguments: Any, **options: Any) -> Any:
+            own = next(vae.parameters()).dtype  # float32 in a run that is made once more
+            named = {name: _as_dtype(value, own) for name, value in options.items()}
+            return call(*(_as_dtype(each, own) for each in arguments), **named)
 
-    def decode_any(latents: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        return decode(latents.to(own), *arguments, **options)
+        return called
+
+    def and_back(call: Any) -> Any:
+        @wraps(call)
+        def called(*arguments: Any, **options: Any) -> Any:
+            given = next(filter(torch.is_tensor, (*arguments, *options.values())))
+            return _as_dtype(call(*arguments, **options), given.dtype)
+
+        return called
 
     put(vae, "to", to)
     if encode is not None:
-        put(vae, "encode", encode_any)
+        put(vae, "encode", and_back(in_own(encode)))
     if decode is not None:
-        put(vae, "decode", decode_any)
+        put(vae, "decode", in_own(decode))
 
 
 def _as_dtype(value: Any, dtype: torch.dtype) -> Any:

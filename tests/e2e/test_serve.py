@@ -99,6 +99,9 @@ def test_it_says_when_each_part_is_ready_and_then_where(launcher: Launcher) -> N
         assert f"{part} ready: " in said
     assert "replica1 ready: tiny on cpu core 1, up in " in said
     assert said.index("replica1 ready") < said.index(f"page    {launcher.url}/")
+    for replica in ("replica0", "replica1"):
+        log = (launcher.folder / "run" / "logs" / f"{replica}.log").read_text()
+        assert "no settings are known for" in log
     answer = launcher.run("a green ring on a black background")
     assert answer["status"] == "succeeded"
     outputs = launcher.folder / "run" / "outputs" / answer["id"]

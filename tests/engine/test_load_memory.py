@@ -19,10 +19,12 @@ from configs.stage_config import EngineArgs, ParallelConfig, PipelineSettings, Q
 from scripts.lab.families import FAMILIES, save_family
 from scripts.lab.family_parts import WORDS
 from tests.engine.conftest import BUNDLED, plan
+from tests.engine.test_denoiser_copies import plan_of_two
+from workers.devices.chunk import begin_ranks
 from workers.engine import loader
 from workers.engine.loader import load_pipeline
 from workers.engine.loading.memory import Free, check_memory, estimate, free_memory
-from workers.engine.loading.saved_parts import SavedPart, read_parts
+from workers.engine.loading.saved_parts import SavedPart, read_config, read_parts
 from workers.engine.loading.settings import device_map_of
 from workers.engine.loading.turns import turn_to_load
 
@@ -73,6 +75,20 @@ def test_what_weights_need_of_gpus_and_host(
     need = estimate(args_of(**settings), QWEN, "cuda")
     assert [round(each / GB, 1) for each in need.devices] == list(devices)
     assert round(need.host / GB, 1) == host
+
+
+def test_numbers_that_are_saved_smaller_are_as_large_as_they_are_held():
+    small = {"vae": SavedPart("vae", "diffusers", "V", {}, {"F8_E4M3": 1000, "U8": 10})}
+    assert estimate(args_of(), small, "cuda").devices == (2010,)
+
+
+def test_a_part_of_a_file_of_its_own_is_as_large_as_that(tmp_path: Path):
+    file = tmp_path / "small.gguf"
+    file.write_bytes(bytes(1000))
+    args = args_of(quantization=Quantization("gguf", ("transformer",), str(file)))
+    rest = {name: part for name, part in QWEN.items() if name != "transformer"}
+    for parts in (QWEN, rest):  # a download leaves out what such a file is in place of
+        assert estimate(args, parts, "cuda").parts["transformer"].total == 1000
 
 
 def test_replicas_on_a_cpu_share_what_is_as_it_is_saved():
@@ -179,6 +195,22 @@ def test_weights_that_go_straight_to_a_device_are_the_same(
     straight.to("cpu")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_holds_what_was_estimated(tmp_path: Path):
+    folder = save_family("stable_diffusion_xl", tmp_path)
+    args = EngineArgs(str(folder), device="cuda", dtype="bfloat16")
+    need = estimate(args, read_parts(folder), "cuda")
+    before = torch.cuda.memory_allocated()
+    pipe = load_pipeline(plan(folder, device="cuda", dtype="bfloat16"))
+    modules = [getattr(pipe, name) for name in need.parts]
+    assert {module.device.type for module in modules} == {"cuda"}
+    # Each tensor is rounded up to 512 bytes.
+    tensors = sum(len(list(module.parameters())) for module in modules)
+    assert need.devices[0] <= torch.cuda.memory_allocated() - before
+    assert torch.cuda.memory_allocated() - before < 2 * need.devices[0] + 1024 * tensors
+
+
 def peak_of(folder: Path, dtype: str) -> int:
     """Bytes by which this process grew at most while it loaded, files that it maps included."""
 
@@ -240,6 +272,43 @@ def test_one_waits_where_memory_is_short_and_goes_on_when_the_other_has_loaded(t
     thread.join(30)
     assert inside == ["small", "second"]
     assert loading.is_set()
+
+
+class _Begun:
+    """What stands for ranks that have been started."""
+
+    closed = 0
+
+    def await_loaded(self) -> None:
+        raise ModelLoadFailed("rank 1 of 2 could not start")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_ranks_end_when_the_load_fails(monkeypatch: pytest.MonkeyPatch):
+    begun = _Begun()
+    monkeypatch.setattr(loader, "begin_ranks", lambda *_: begun)
+    with pytest.raises(ModelLoadFailed, match="rank 1 of 2 could not start"):
+        loader.load(plan())
+    assert begun.closed == 1
+
+
+def test_ranks_are_begun_only_where_the_model_will_use_them(tmp_path: Path):
+    folder = save_family("stable_diffusion_3", tmp_path)
+    made = list[str]()
+
+    def make(name: str) -> Any:
+        made.append(name)
+        with torch.device("meta"):
+            return diffusers.SD3Transformer2DModel.from_config(read_config(folder, name))
+
+    kinds = {"transformer": "SD3Transformer2DModel"}
+    assert begin_ranks(plan_of_two(folder, cfg_parallel_size=2), kinds, "cpu", make) is None
+    assert begin_ranks(plan(folder), kinds, "cpu", make) is None
+    assert made == []
+    assert begin_ranks(plan_of_two(folder), kinds, "cpu", make) is None  # copies are its way
+    assert made == ["transformer"]
 
 
 HOLDS = """

@@ -193,14 +193,25 @@ def test_the_steps_of_a_model_are_as_many_as_its_sigmas():
         found.with_steps(known, {"num_inference_steps": 4})
 
 
+class TakesNone(Model):
+    def __call__(self) -> None:
+        raise NotImplementedError
+
+
+class TakesEta(Model):
+    def __call__(self, eta: float = 0.0) -> None:
+        raise NotImplementedError
+
+
 def test_eta_is_the_stages_then_the_schedulers_then_that_of_the_pipeline():
-    taken = {"eta"}
-    assert step_arguments(chosen("noise")[0], taken) == {}
-    assert step_arguments(chosen("noise", eta=0.5)[0], taken) == {"eta": 0.5}
-    tcd = chosen("noise", class_name="TCDScheduler")[0]
-    assert step_arguments(tcd, taken) == {"eta": 0.3}
-    assert step_arguments(tcd, ()) == {}
-    assert step_arguments(chosen("noise", class_name="TCDScheduler", eta=0)[0], taken) == {}
+    def given(kind: type[Model] = TakesEta, **written: Any) -> dict[str, Any]:
+        return step_arguments(kind(chosen("noise", **written)[0]))
+
+    assert given() == {}
+    assert given(eta=0.5) == {"eta": 0.5}
+    assert given(class_name="TCDScheduler") == {"eta": 0.3}
+    assert given(class_name="TCDScheduler", eta=0) == {}
+    assert given(TakesNone, class_name="TCDScheduler") == {}
     assert "eta" not in made_scheduler(chosen("noise", eta=0.5)[0], "DDPMScheduler").config
 
 

@@ -8,7 +8,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
@@ -114,28 +114,28 @@ class Engine:
         loaded = load(plan, tell)
         pipe, plan = loaded.pipe, loaded.plan
         args = plan.stage.engine_args
-        settings = args.pipeline
-        staged = plan.stage.default_sampling_params
-        defaults = find_defaults(pipe, args.model, staged)
-        scheduler = set_scheduler(pipe, args, defaults.shift)
-        defaults = scheduler.with_steps(defaults, staged)
-        abilities = replace(
-            inspect_abilities(pipe, defaults.values),
-            scheduler_settings=scheduler.settings,
-            known_as=defaults.known_as,
-            default_sources=defaults.sources,
-            dtypes=part_dtypes(pipe),
-            dtype_sources=loaded.dtypes.sources,
-        )
-        chunk = DeviceChunk.open(pipe, plan)
-        try:
+        settings, staged = args.pipeline, plan.stage.default_sampling_params
+        with ExitStack() as undo:
+            if loaded.ranks is not None:
+                undo.callback(loaded.ranks.close)
+            defaults = find_defaults(pipe, args.model, staged)
+            scheduler = set_scheduler(pipe, args, defaults.shift)
+            defaults = scheduler.with_steps(defaults, staged)
+            abilities = replace(
+                inspect_abilities(pipe, defaults.values),
+                scheduler_settings=scheduler.settings,
+                known_as=defaults.known_as,
+                default_sources=defaults.sources,
+                dtypes=part_dtypes(pipe),
+                dtype_sources=loaded.dtypes.sources,
+            )
+            chunk = DeviceChunk.open(pipe, plan, loaded.ranks)
+            undo.callback(chunk.close)
             finish_settings(pipe, settings)
             engine = cls(pipe, abilities, settings, args.max_num_seqs, chunk)
             refuse_unfit_defaults(engine.abilities, staged)
-            return engine
-        except BaseException:
-            chunk.close()
-            raise
+            undo.pop_all()
+        return engine
 
     def watch_devices(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with the reason, in a thread, once no run can succeed any more.

@@ -15,13 +15,14 @@ import transformers
 from configs.errors import ModelLoadFailed
 from configs.machine import why_no_cuda
 from configs.stage_config import EngineArgs, ReplicaPlan
-from workers.devices.chunk import denoisers
-from workers.devices.weights import quantized_arguments, weight_dtype
+from workers.devices.chunk import begin_ranks, denoisers
+from workers.devices.rank_start import LoadingRanks
+from workers.devices.weights import DENOISERS, quantized_arguments, weight_dtype
 from workers.engine.loading.download import Tell, fetch, untold
 from workers.engine.loading.dtypes import Dtypes, with_dtypes
 from workers.engine.loading.failures import explain
 from workers.engine.loading.memory import check_memory, estimate, free_host, free_memory
-from workers.engine.loading.saved_parts import read_parts
+from workers.engine.loading.saved_parts import read_config, read_index, read_parts
 from workers.engine.loading.settings import apply_settings, device_map_of, place
 from workers.engine.loading.turns import turn_to_load
 from workers.patches import ImageTextProcessor, hold_dtype
@@ -56,26 +57,29 @@ class LoadedPipeline:
         plan: As it was loaded: with the model's folder in place of a hub id, and the type of each
             part in place of `auto`.
         dtypes: These types, and where they are from.
+        ranks: The other ranks, which have loaded too; None where there are none.
     """
 
     pipe: Any
     plan: ReplicaPlan
     dtypes: Dtypes
+    ranks: LoadingRanks | None = None
 
 
 def load_pipeline(plan: ReplicaPlan) -> Any:
-    """Return the pipeline alone that :meth:`load` loads."""
-    return load(plan).pipe
+    """Return the pipeline alone that :meth:`load` loads, without further ranks."""
+    return load(plan, with_ranks=False).pipe
 
 
-def load(plan: ReplicaPlan, tell: Tell = untold) -> LoadedPipeline:
+def load(plan: ReplicaPlan, tell: Tell = untold, *, with_ranks: bool = True) -> LoadedPipeline:
     """Load the pipeline of `plan`, ready on its devices, in evaluation mode.
 
     A model of the hub is downloaded first, and `tell` learns how far that is.
     On CUDA the replica sees only its own chunk, as devices 0 to world_size - 1. The first holds the
     whole pipeline (``workers.devices.chunk`` gives the others work), unless the parts are
     spread by diffusers' `device_map="balanced"` (text encoders, denoiser and autoencoder on
-    different devices, which adds memory and not speed). On CPU the chunk's cores become as many
+    different devices, which adds memory and not speed). Further ranks load at the same time, and
+    are the caller's to close. On CPU the chunk's cores become as many
     threads. What `dtype: auto` is for each part: ``workers.engine.loading.dtypes``. Weights load
     from safetensors where the model has them.
 
@@ -84,7 +88,7 @@ def load(plan: ReplicaPlan, tell: Tell = untold) -> LoadedPipeline:
     """
     model = plan.stage.engine_args.model
     try:
-        return _load(plan, tell)
+        return _load(plan, tell, with_ranks)
     except Exception as error:
         failure = explain(model, error)
         logger.warning("loading %s failed", model, exc_info=not failure.lasting)
@@ -92,7 +96,7 @@ def load(plan: ReplicaPlan, tell: Tell = untold) -> LoadedPipeline:
     raise failure
 
 
-def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
+def _load(plan: ReplicaPlan, tell: Tell, with_ranks: bool) -> LoadedPipeline:
     untyped_diffusers: Any = diffusers
     untyped_transformers: Any = transformers
     untyped_diffusers.utils.logging.disable_progress_bar()
@@ -115,8 +119,28 @@ def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
     need = estimate(args, parts, device)
     with _turn(need.host_own, tell):
         check_memory(args, parts, need, *free_memory(device))
-        pipe = _read(args, dtypes, device)
-    return LoadedPipeline(pipe, plan, dtypes)
+        ranks = _begin_ranks(plan, device) if with_ranks else None
+        try:
+            pipe = _read(args, dtypes, device)
+            if ranks is not None:
+                ranks.await_loaded()
+        except BaseException:
+            if ranks is not None:
+                ranks.close()
+            raise
+    return LoadedPipeline(pipe, plan, dtypes, ranks)
+
+
+def _begin_ranks(plan: ReplicaPlan, device: str) -> LoadingRanks | None:
+    folder = Path(plan.stage.engine_args.model)
+    index = read_index(folder)
+    kinds = {name: index[name][1] for name in DENOISERS if index.get(name, (None,))[0] is not None}
+
+    def make(name: str) -> Any:
+        with torch.device("meta"):
+            return getattr(diffusers, kinds[name]).from_config(read_config(folder, name))
+
+    return begin_ranks(plan, kinds, device, make)
 
 
 def _turn(needed: int, tell: Tell) -> AbstractContextManager[None]:

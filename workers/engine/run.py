@@ -18,7 +18,7 @@ from PIL import Image
 from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import DeviceChunk, denoisers
-from workers.engine.arguments import Inputs, arguments_of, call_arguments
+from workers.engine.arguments import Inputs, call_arguments
 from workers.engine.decoder import Decoder
 from workers.engine.generation import (
     Generation,
@@ -254,8 +254,7 @@ class Run:
                 self.tell()
                 for slot in self.slots:
                     slot.warnings += runs.pipelines.prompt_warnings(slot.parameters)
-                self.arguments = self.make_arguments()
-                self.arguments |= step_arguments(pipe.scheduler, arguments_of(type(pipe)))
+                self.arguments = self.make_arguments() | step_arguments(pipe)
                 for hook in runs.around_call:
                     around.enter_context(hook(self))
                 for hook in runs.attach:

@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import diffusers
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from configs.fields import nearest
+from workers.engine.arguments import arguments_of
 from workers.patches import become
 
 HEUN = "FlowMatchHeunDiscreteScheduler"
@@ -307,16 +308,16 @@ def _eta_of(step: Any) -> float | None:
     return None if parameter is None else float(parameter.default)
 
 
-def step_arguments(scheduler: Any, taken: Container[str]) -> dict[str, Any]:
-    """Return what a call of a pipeline that takes the arguments `taken` gives to each step.
+def step_arguments(pipe: Any) -> dict[str, Any]:
+    """Return what the call of a pipeline gives to each step.
 
     `eta` is the stage's where it says one, else that of the scheduler: pipelines give 0, with which
     TCD draws no noise (its authors use 0.3; Zheng et al. 2024).
     """
-    usual = _eta_of(type(scheduler).step)
-    if usual is None or "eta" not in taken:
+    usual = _eta_of(type(pipe.scheduler).step)
+    if usual is None or "eta" not in arguments_of(type(pipe)):
         return {}
-    eta = scheduler.config.get("eta", usual)
+    eta = pipe.scheduler.config.get("eta", usual)
     return {"eta": eta} if eta else {}
 
 

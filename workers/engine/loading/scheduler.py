@@ -258,5 +258,7 @@ def _log(model: str, settings: Mapping[str, Mapping[str, Any]]) -> None:
             name,
             said["value"],
             said["source"],
-            f"; saved with the model is {said['saved']}" if differs else "",
+            f"; saved with the model is {said['saved']}"
+            if differs and said["saved"] is not None
+            else "",
         )

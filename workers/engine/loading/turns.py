@@ -32,7 +32,9 @@ def turn_to_load(
     are free now; `waiting` is called once if there is a wait, and `loading` when it is over.
     """
     folder = folder or Path(gettempdir()) / f"diffusion-replicas-loading-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _can_be_written(folder):
+        yield
+        return
     told = False
     while True:
         with (folder / _GATE).open("a") as gate:
@@ -57,6 +59,16 @@ def turn_to_load(
         with (folder / _GATE).open("a") as gate:  # nobody looks at the files meanwhile
             fcntl.flock(gate, fcntl.LOCK_EX)
             own.close()
+
+
+def _can_be_written(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / _GATE).touch()
+    except OSError as error:
+        _logger.warning("%s: replicas do not take turns to load: %s", folder, error)
+        return False
+    return True
 
 
 def _enter(folder: Path, needed: int) -> IO[str]:
