@@ -77,6 +77,20 @@ def test_what_weights_need_of_gpus_and_host(
     assert round(need.host / GB, 1) == host
 
 
+def test_numbers_that_are_saved_smaller_are_as_large_as_they_are_held():
+    small = {"vae": SavedPart("vae", "diffusers", "V", {}, {"F8_E4M3": 1000, "U8": 10})}
+    assert estimate(args_of(), small, "cuda").devices == (2010,)
+
+
+def test_a_part_of_a_file_of_its_own_is_as_large_as_that(tmp_path: Path):
+    file = tmp_path / "small.gguf"
+    file.write_bytes(bytes(1000))
+    args = args_of(quantization=Quantization("gguf", ("transformer",), str(file)))
+    rest = {name: part for name, part in QWEN.items() if name != "transformer"}
+    for parts in (QWEN, rest):  # a download leaves out what such a file is in place of
+        assert estimate(args, parts, "cuda").parts["transformer"].total == 1000
+
+
 def test_replicas_on_a_cpu_share_what_is_as_it_is_saved():
     need = estimate(args_of(), QWEN, "cpu")
     assert (round(need.host / GB, 1), round(need.host_own / GB, 2)) == (57.7, 0.25)
@@ -179,6 +193,22 @@ def test_weights_that_go_straight_to_a_device_are_the_same(
     # Wan's denoiser keeps its norms in float32, whatever is asked for.
     assert kept == ({torch.float32, torch.bfloat16} if name == "wan" else {torch.bfloat16})
     straight.to("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_holds_what_was_estimated(tmp_path: Path):
+    folder = save_family("stable_diffusion_xl", tmp_path)
+    args = EngineArgs(str(folder), device="cuda", dtype="bfloat16")
+    need = estimate(args, read_parts(folder), "cuda")
+    before = torch.cuda.memory_allocated()
+    pipe = load_pipeline(plan(folder, device="cuda", dtype="bfloat16"))
+    modules = [getattr(pipe, name) for name in need.parts]
+    assert {module.device.type for module in modules} == {"cuda"}
+    # Each tensor is rounded up to 512 bytes.
+    tensors = sum(len(list(module.parameters())) for module in modules)
+    assert need.devices[0] <= torch.cuda.memory_allocated() - before
+    assert torch.cuda.memory_allocated() - before < 2 * need.devices[0] + 1024 * tensors
 
 
 def peak_of(folder: Path, dtype: str) -> int:

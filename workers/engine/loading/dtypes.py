@@ -116,7 +116,7 @@ def _on_gpu(
     usual = next(
         (dtype for name in DENOISERS if (dtype := said.get(name) or types.get(name))), None
     )
-    if usual is None or usual == "float32":
+    if usual is None:
         usual = _half(next((parts[name].main_type for name in denoisers), None))
     for name in denoisers:
         types.setdefault(name, usual)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _GB: Final = 10**9
 # Bytes of a number in the types of safetensors; of those that are not here, one.
 _SAVED_BYTES: Final = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-_FLOATS: Final = {"F64", "F32", "F16", "BF16"}
+_FLOATS: Final = ("F", "BF")
 _NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # Bytes of a number with its share of the scales.
 _QUANTIZED_BYTES: Final = {
@@ -83,6 +83,7 @@ class Free:
 def estimate(args: EngineArgs, parts: Mapping[str, SavedPart], device: str) -> Need:
     """Return what the weights need on `cpu` or `cuda`, with the settings of the stage."""
     sizes = {name: _size(args, part, device) for name, part in parts.items()}
+    sizes |= _given(args, sizes)
     total = sum(size.total for size in sizes.values())
     parallel, settings = args.parallel_config, args.pipeline
     stepped = sum(sizes[name].total for name in DENOISERS if name in sizes)
@@ -225,20 +226,29 @@ def _tell_what_is_left(args: EngineArgs, need: Need, free: Free) -> None:
         )
 
 
+def _given(args: EngineArgs, sizes: Mapping[str, PartSize]) -> dict[str, PartSize]:
+    """The part that comes from a file of its own; the model's folder need not have its weights."""
+    wanted = args.pipeline.quantization
+    if wanted is None or wanted.gguf_file is None:
+        return {}
+    names = wanted.components or tuple(name for name in DENOISERS if name in sizes)
+    size = Path(wanted.gguf_file).stat().st_size
+    return {name: PartSize(size, size) for name in names or DENOISERS[1:2]}
+
+
 def _size(args: EngineArgs, part: SavedPart, device: str) -> PartSize:
     """Bytes of a part as it is held."""
     wanted = args.pipeline.quantization
     quantized = wanted is not None and part.name in (wanted.components or DENOISERS)
-    if wanted is not None and quantized and wanted.gguf_file is not None:
-        return PartSize(*[Path(wanted.gguf_file).stat().st_size] * 2)
     dtype = weight_dtype(args, device, part.name)
     total = own = 0.0
     for kind, count in part.numbers.items():
-        if kind not in _FLOATS:
+        if not kind.startswith(_FLOATS):
             total += count * _SAVED_BYTES.get(kind, 1)
         elif wanted is not None and quantized:
-            total += count * _QUANTIZED_BYTES[wanted.method]
-            own += count * _QUANTIZED_BYTES[wanted.method]
+            # That of GGUF is the size of its file.
+            total += count * _QUANTIZED_BYTES.get(wanted.method, 0)
+            own += count * _QUANTIZED_BYTES.get(wanted.method, 0)
         else:
             total += count * dtype.itemsize
             own += 0 if _NAMES.get(dtype) == kind else count * dtype.itemsize
