@@ -36,8 +36,12 @@ Sharing of the denoiser.
   copies.py): rows of a call go to copies, or to groups of ranks.
 - The methods of PEFT and of attention (workers/sharing/denoisers.py): adapters and attention reach
   copies and ranks. Breaks: a change by another method than those named there.
-- `_resolve_parallel_config` (workers/devices/rank_group.py): diffusers' context parallel on devices
-  and meshes that it does not know. Breaks: another name; tests/engine/test_rank_groups.py fails.
+- `_resolve_parallel_config` (workers/devices/context_parallel.py): diffusers' context parallel on
+  devices and meshes that it does not know. Breaks: another name; tests/engine/test_rank_groups.py
+  fails.
+- `gather_size_by_comm` (workers/devices/context_parallel.py): sizes of the parts of ranks are asked
+  once for each kind of call, and not four times in each layer. Breaks: another name, with which
+  diffusers asks as before; tests/engine/test_ranks.py counts it.
 
 Weights and parts.
 - `in_float32`: weights of half precision are exchanged for a second run after one that gave NaN.
@@ -61,6 +65,8 @@ from typing import Any
 
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
+from diffusers.hooks.group_offloading import _is_group_offload_enabled
+from diffusers.models import attention_dispatch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.utils import BaseOutput
 from transformers import Qwen2VLProcessor
@@ -167,8 +173,13 @@ _LOWER = frozenset({torch.float16, torch.bfloat16})
 def can_rise(modules: Iterable[torch.nn.Module]) -> bool:
     """Tell whether there are weights below float32, all of them plain ones that can be changed.
 
-    Quantized weights, and weights that are fetched from elsewhere when they are needed, cannot.
+    Quantized weights, and weights that are fetched from elsewhere when they are needed, cannot. Of
+    the latter diffusers' group offload keeps copies in their own type, with which it overwrites
+    what was made of them (``ModuleGroup.cpu_param_dict``, version 0.42).
     """
+    modules = list(modules)
+    if any(_is_group_offload_enabled(module) for module in modules):
+        return False
     tensors = _tensors(modules)
     plain = all(
         type(tensor) in _PLAIN and type(tensor.data) is torch.Tensor and not tensor.is_meta
@@ -331,6 +342,18 @@ def share_by(module: torch.nn.Module, resolve: Callable[[Any], Any]) -> None:
         return whole
 
     put(module, "_resolve_parallel_config", resolved)
+
+
+def answer_part_sizes(answer: Callable[[int], list[int]]) -> None:
+    """Have `answer` tell diffusers' attention the sizes of all ranks' parts, by that of this one.
+
+    The whole process has one: it is a rank of one group that shares sequences.
+    """
+
+    def answered(size: int, group: Any) -> list[int]:
+        return answer(size)
+
+    put(attention_dispatch, "gather_size_by_comm", answered, over=True)
 
 
 def shared_group(config: Any) -> Any:

@@ -16,8 +16,8 @@ import torch
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import ParallelConfig, ReplicaPlan
+from workers.devices.context_parallel import refusal
 from workers.devices.copies import DeviceThread, open_device_threads, spread_rows
-from workers.devices.rank_group import refusal
 from workers.devices.rank_start import LoadingRanks
 from workers.devices.ranks import Ranks
 from workers.devices.weights import DENOISERS, weight_dtype

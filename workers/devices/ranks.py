@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs
+from workers.devices.call_memory import CallMemory
+from workers.devices.context_parallel import PartSizes
 from workers.devices.copies import DeviceThread, split_calls
 from workers.devices.rank_group import meet, rank_groups
 from workers.devices.rank_messages import (
@@ -41,13 +43,20 @@ class Rank0Calls:
     """The calls of one replica; one at a time, in the thread of its first device."""
 
     def __init__(
-        self, processes: RankProcesses, groups: Sequence[range], device: torch.device
+        self,
+        processes: RankProcesses,
+        groups: Sequence[range],
+        device: torch.device,
+        sizes: PartSizes,
+        memory: CallMemory,
     ) -> None:
         """Run nothing yet; the first of `groups` begins with rank 0."""
         self.processes = processes
         self._own = groups[0][1:]
         self._others = groups[1:]
         self._device = device
+        self._sizes = sizes
+        self._memory = memory
 
     def run(
         self,
@@ -61,18 +70,25 @@ class Rank0Calls:
         """Run a call with the other ranks; returns what each group made of its rows.
 
         Without `split` the first group runs it whole.
+
+        Raises:
+            torch.OutOfMemoryError: It cannot fit into rank 0; no other rank has heard of it.
         """
         self.processes.check()
         packed, tensors = pack((args, kwargs), self._device)
         sent = as_bytes(tensors)
+        weight = tuple(len(each) for each in sent)
+        self._memory.check(name, weight)
         own = choose_rows(kwargs, split[0], rows) if split else kwargs
         others = self._others[: max(len(split) - 1, 0)]
         try:
             self.processes.tell(Forward(name, packed, rows, tuple(split)))
             for each in sent:
                 dist.broadcast(each, src=0)
-            output = forward(*args, **own)
+            with self._memory.learn(name, weight):
+                output = forward(*args, **own)
         except BaseException as error:
+            self._sizes.forget()
             self.processes.undo(self._own, short_cause(error))
             self._ended(others)
             raise
@@ -136,7 +152,14 @@ class Ranks:
         parallel = args.parallel_config
         self.processes = loading.processes
         self._loading = loading
-        self._calls = Rank0Calls(self.processes, rank_groups(parallel), self._device)
+        self._sizes = PartSizes()
+        self._calls = Rank0Calls(
+            self.processes,
+            rank_groups(parallel),
+            self._device,
+            self._sizes,
+            CallMemory(self._device),
+        )
         self._lock = threading.Lock()
         self._joined = False
 
@@ -217,7 +240,7 @@ class Ranks:
 
     def join(self, store: Any) -> None:
         """Meet the other ranks by `store`, as rank 0; returns once all are there."""
-        meet(0, self._args.parallel_config, store.port, self._denoisers, store)
+        meet(0, self._args.parallel_config, store.port, self._denoisers, self._sizes, store)
 
     def _leave(self) -> None:
         """Leave the other ranks, which have been told to leave too."""
