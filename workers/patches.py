@@ -44,7 +44,6 @@ Sharing of the denoiser.
   diffusers asks as before; tests/engine/test_ranks.py counts it.
 
 Weights and parts.
-- `in_float32`: weights of half precision are exchanged for a second run after one that gave NaN.
 - `keep_forward`: diffusers' offload takes away nothing that stands over `forward`.
 - `hold_dtype` (workers/engine/loader.py): `encode`, `decode` and `to` of an autoencoder in another
   type than the denoiser's. 26 pipelines of diffusers bring one to float32 and back, and hand one
@@ -154,9 +153,10 @@ def note_places(module: torch.nn.Module) -> None:
             # part out again when another is set in its place.
             if part is not None and not hasattr(type(owner), name):
                 put(owner, name, part, over=True)
-        if type(owner) is torch.nn.Linear and "forward" not in vars(owner):
+        straight = _STRAIGHT.get(type(owner))
+        if straight is not None and "forward" not in vars(owner) and not owner.training:
             # The dictionary, for the weights in it may change. In a copy it is the copy's.
-            put(owner, "forward", partial(_linear, owner._parameters))
+            put(owner, "forward", straight(owner, owner._parameters))
 
 
 # Torch calls it `input`, and so do those that name it (the linear layers of AnimateDiff's motion).
@@ -164,55 +164,26 @@ def _linear(weights: Mapping[str, Any], input: torch.Tensor) -> torch.Tensor:  #
     return torch.nn.functional.linear(input, weights["weight"], weights["bias"])
 
 
-_PLAIN = (torch.nn.Parameter, torch.Tensor)
+def _layer_norm(
+    weights: Mapping[str, Any],
+    shape: tuple[int, ...],
+    eps: float,
+    input: torch.Tensor,  # noqa: A002
+) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(input, shape, weights["weight"], weights["bias"], eps)
 
 
-_LOWER = frozenset({torch.float16, torch.bfloat16})
+def _as_it_is(input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    return input
 
 
-def can_rise(modules: Iterable[torch.nn.Module]) -> bool:
-    """Tell whether there are weights below float32, all of them plain ones that can be changed.
-
-    Quantized weights, and weights that are fetched from elsewhere when they are needed, cannot. Of
-    the latter diffusers' group offload keeps copies in their own type, with which it overwrites
-    what was made of them (``ModuleGroup.cpu_param_dict``, version 0.42).
-    """
-    modules = list(modules)
-    if any(_is_group_offload_enabled(module) for module in modules):
-        return False
-    tensors = _tensors(modules)
-    plain = all(
-        type(tensor) in _PLAIN and type(tensor.data) is torch.Tensor and not tensor.is_meta
-        for tensor in tensors
-    )
-    return plain and any(tensor.dtype in _LOWER for tensor in tensors)
-
-
-@contextmanager
-def in_float32(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Hold the weights in float32 meanwhile.
-
-    Raises:
-        torch.OutOfMemoryError: They do not fit twice; they are as before.
-    """
-    lowered: list[tuple[torch.Tensor, torch.dtype]] = []
-    try:
-        for tensor in _tensors(modules):
-            if tensor.dtype in _LOWER:
-                dtype = tensor.dtype
-                tensor.data = tensor.data.float()
-                lowered.append((tensor, dtype))
-        yield
-    finally:
-        for tensor, dtype in lowered:
-            tensor.data = tensor.data.to(dtype)
-        torch.cuda.empty_cache()
-
-
-def _tensors(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
-    """All weights and buffers, each once."""
-    found = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    return list({id(tensor): tensor for tensor in found}.values())
+_STRAIGHT: Mapping[type, Callable[[Any, Mapping[str, Any]], Callable[..., torch.Tensor]]] = {
+    torch.nn.Linear: lambda _, weights: partial(_linear, weights),
+    torch.nn.LayerNorm: lambda norm, weights: partial(
+        _layer_norm, weights, norm.normalized_shape, norm.eps
+    ),
+    torch.nn.Dropout: lambda *_: _as_it_is,
+}
 
 
 def hold_dtype(vae: torch.nn.Module) -> None:
@@ -276,6 +247,11 @@ def keep_forward(module: torch.nn.Module) -> None:
     another is outermost from now on, which does nothing.
     """
     HookRegistry.check_if_exists_or_initialize(module).register_hook(ModelHook(), "outermost")
+
+
+def is_group_offloaded(module: torch.nn.Module) -> bool:
+    """Tell whether diffusers brings the module's weights, or those of its parts, by groups."""
+    return bool(_is_group_offload_enabled(module))
 
 
 def free_parts(pipe: Any) -> None:

@@ -15,11 +15,11 @@ from configs.stage_config import EngineArgs
 from scripts.lab.family_trial import Watcher, pixels, small_inputs, small_request
 from tests.engine.conftest import BUNDLED, plan
 from tests.engine.tiny_families import save_family
+from workers.devices.weights import in_float32
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
 from workers.engine.loading.dtypes import RULE, STAGE, Dtypes, choose_dtypes
 from workers.engine.loading.saved_parts import read_parts, weight_files
-from workers.patches import in_float32
 
 Saved = Mapping[str, tuple[str, torch.dtype]]
 

@@ -18,11 +18,12 @@ from scripts.lab.family_trial import Watcher, pixels, small_request, together
 from tests.engine.conftest import patient, plan
 from tests.engine.gguf_files import quantized_file
 from tests.engine.lora_files import save_lora
+from workers.devices.weights import can_rise
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
 from workers.engine.loading.settings import compile_blocks, offload_layers, offload_parts
-from workers.patches import can_rise, keep_forward
+from workers.patches import keep_forward
 
 CPU = torch.device("cpu")
 PROMPTS = ("a star", "a red circle", "blue", "a heart on a white ground")

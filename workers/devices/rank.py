@@ -36,9 +36,8 @@ from workers.devices.rank_messages import (
     send,
     unpack,
 )
-from workers.devices.weights import load_denoisers
+from workers.devices.weights import in_float32, load_denoisers
 from workers.failures import is_out_of_memory, short_cause
-from workers.patches import in_float32
 from workers.sharing.merging import choose_rows
 
 _logger = logging.getLogger(__name__)

@@ -1,11 +1,12 @@
-"""A model's weights as they are loaded: their types, those kept small, and those of a rank.
+"""A model's weights: their types, those kept small, those of a rank, and a run in float32.
 
 Quantized parts are read with the arguments that diffusers has for it. Which parts a pipeline has is
 read from its index, before any weight is. The packages that quantize are optional; one that is
 missing is named with the way to install it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from diffusers.quantizers import PipelineQuantizationConfig
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs, Quantization
 from workers.failures import short_cause
+from workers.patches import is_group_offloaded
 
 # The parts of a pipeline that are called at each step.
 DENOISERS = ("unet", "transformer", "transformer_2")
@@ -166,3 +168,52 @@ def _from_gguf(
 
 def _refusal(wanted: Quantization, reason: str) -> ModelLoadFailed:
     return ModelLoadFailed(f"engine_args.quantization: {wanted.method} cannot be used: {reason}")
+
+
+_PLAIN = (torch.nn.Parameter, torch.Tensor)
+_LOWER = frozenset({torch.float16, torch.bfloat16})
+
+
+def can_rise(modules: Iterable[torch.nn.Module]) -> bool:
+    """Tell whether there are weights below float32, all of them plain ones that can be changed.
+
+    Quantized weights, and weights that are fetched from elsewhere when they are needed, cannot. Of
+    the latter diffusers' group offload keeps copies in their own type, with which it overwrites
+    what was made of them (``ModuleGroup.cpu_param_dict``, version 0.42).
+    """
+    modules = list(modules)
+    if any(is_group_offloaded(module) for module in modules):
+        return False
+    tensors = _tensors(modules)
+    plain = all(
+        type(tensor) in _PLAIN and type(tensor.data) is torch.Tensor and not tensor.is_meta
+        for tensor in tensors
+    )
+    return plain and any(tensor.dtype in _LOWER for tensor in tensors)
+
+
+@contextmanager
+def in_float32(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Hold the weights in float32 meanwhile.
+
+    Raises:
+        torch.OutOfMemoryError: They do not fit twice; they are as before.
+    """
+    lowered: list[tuple[torch.Tensor, torch.dtype]] = []
+    try:
+        for tensor in _tensors(modules):
+            if tensor.dtype in _LOWER:
+                dtype = tensor.dtype
+                tensor.data = tensor.data.float()
+                lowered.append((tensor, dtype))
+        yield
+    finally:
+        for tensor, dtype in lowered:
+            tensor.data = tensor.data.to(dtype)
+        torch.cuda.empty_cache()
+
+
+def _tensors(modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
+    """All weights and buffers, each once."""
+    found = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return list({id(tensor): tensor for tensor in found}.values())

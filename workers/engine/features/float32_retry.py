@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from configs.errors import DeviceLost, NonFiniteOutput
-from workers import patches
+from workers.devices import weights
 from workers.devices.chunk import DeviceChunk
 from workers.devices.copies import each_copy
 from workers.engine.generation import Generation
@@ -38,7 +38,7 @@ class Precision:
     @property
     def can_rise(self) -> bool:
         """Whether there are weights below float32, all of them plain ones that can be changed."""
-        return patches.can_rise(self._modules())
+        return weights.can_rise(self._modules())
 
     @contextmanager
     def usual(self, tell: Callable[[], None]) -> Iterator[None]:
@@ -77,7 +77,7 @@ class Precision:
                 self._waiting -= 1
                 self._changed.notify_all()
         try:
-            with patches.in_float32(self._modules()), elsewhere:
+            with weights.in_float32(self._modules()), elsewhere:
                 yield
         finally:
             with self._changed:
