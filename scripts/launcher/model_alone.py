@@ -13,15 +13,17 @@ from configs.known_models import KnownModel, SavedAs, find_known_model
 
 Offload = Literal["enable_cpu_offload", "enable_layerwise_offload"]
 
-# What of a GPU's memory weights may fill, and of the host's. The rest is for the work itself, of
-# which a video needs more: Wan 2.2 with weights of 69 GB is published as "80 GB with offloading".
-# Estimates, for want of a GPU to measure on.
-_STILL_SHARE: Final = 0.7
-_VIDEO_SHARE: Final = 0.6
+# What is left of a GPU's memory beside the weights, for the work itself: so many bytes, or such a
+# part of a small GPU. A video needs more (Wan 2.2, with weights of 69 GB, is published as "80 GB
+# with offloading"). Estimates, for want of a GPU to measure on.
+_STILL_WORK: Final = (6e9, 0.3)
+_VIDEO_WORK: Final = (20e9, 0.4)
+_NEXT_REQUEST: Final = 3e9  # of a request that shares steps
+_MOST_SHARING: Final = 4
 _HOST_SHARE: Final = 0.8
 
 _DENOISERS: Final = ("transformer", "transformer_2", "unet", "prior")
-_SMALL_DENOISER_GB: Final = 6.0
+_SMALL_DENOISER: Final = 6e9
 _SMALL_PICTURE: Final = 768 * 768
 
 
@@ -104,19 +106,20 @@ def fit(weights: Weights | None, gpus: int, gpu_bytes: int | None, host_bytes: i
     """
     if weights is None or gpu_bytes is None:
         return Fit(gpus)
-    room = gpu_bytes * (_VIDEO_SHARE if weights.video else _STILL_SHARE)
+    work, share = _VIDEO_WORK if weights.video else _STILL_WORK
+    room = gpu_bytes - min(work, share * gpu_bytes)
     if weights.total <= room:
-        return Fit(gpus, max_num_seqs=_sharing(weights))
-    if weights.largest <= room:
-        for each in range(2, gpus + 1):
-            if weights.total <= room * each:
-                return Fit(gpus // each, gpus_each=each)
+        return Fit(gpus, max_num_seqs=_sharing(weights, room))
+    for each in range(2, gpus + 1):
+        if _fullest(weights, each) <= room:
+            return Fit(gpus // each, gpus_each=each)
     # The host has a copy of the weights for each replica.
     replicas = max(1, min(gpus, int(host_bytes * _HOST_SHARE / weights.total)))
     if weights.largest <= room:
         return Fit(replicas, offload="enable_cpu_offload")
     # Each step brings all blocks to the GPU, once for all requests that share it.
-    return Fit(replicas, offload="enable_layerwise_offload", max_num_seqs=1 if weights.video else 4)
+    sharing = 1 if weights.video else _at_most(_MOST_SHARING, room)
+    return Fit(replicas, offload="enable_layerwise_offload", max_num_seqs=sharing)
 
 
 def stage_document(model: str, fitting: Fit) -> dict[str, Any]:
@@ -165,13 +168,32 @@ def _known(model: KnownModel) -> Weights:
     )
 
 
-def _sharing(weights: Weights) -> int:
+def _fullest(weights: Weights, gpus: int) -> float:
+    """Bytes on the fullest of the GPUs over which diffusers spreads the parts.
+
+    It deals them out by size, the largest first, to the first GPU, the second and so on, and back:
+    `_assign_components_to_devices` in its pipelines/pipeline_loading_utils.py.
+    """
+    filled = [0.0] * gpus
+    turns = [*range(gpus), *reversed(range(gpus))]
+    for place, size in enumerate(sorted(weights.parts.values(), reverse=True)):
+        filled[turns[place % len(turns)]] += size
+    return max(filled)
+
+
+def _sharing(weights: Weights, room: float) -> int:
     """How many requests share steps where the whole model is on the GPU.
 
     Pictures of 1024 pixels fill a GPU one by one (Qwen-Image on an H200: two in the time of 1.96;
     of 512 pixels four in that of 1.44, https://github.com/sgl-project/sglang/pull/22183).
     """
     denoiser = max((weights.parts.get(name, 0) for name in _DENOISERS), default=0)
-    if weights.video or not 0 < denoiser <= _SMALL_DENOISER_GB * 1e9:
+    if weights.video or not 0 < denoiser <= _SMALL_DENOISER:
         return 1
-    return 4 if weights.pixels <= _SMALL_PICTURE else 2
+    most = _MOST_SHARING if weights.pixels <= _SMALL_PICTURE else 2
+    return _at_most(most, room - weights.total)
+
+
+def _at_most(count: int, free: float) -> int:
+    """So many requests, or as many as there is memory for."""
+    return min(count, 1 + int(free / _NEXT_REQUEST))

@@ -107,5 +107,7 @@ def test_a_stage_file_that_was_named_is_served_as_it_is(tmp_path: Path) -> None:
 
 def test_a_model_alone_is_refused_where_torch_cannot_use_the_gpus(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match=r"this host has a GPU .* and /dev has none of its"):
+    with pytest.raises(
+        ConfigurationError, match=r"this host has a GPU .* and /dev has none of its"
+    ):
         served("Tongyi-MAI/Z-Image-Turbo", tmp_path)
