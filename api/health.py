@@ -13,7 +13,7 @@ from api.http.fields import AnswerSchema, always, nested, text, whole
 from api.service import Service
 from configs.errors import FieldError, NoReadyReplica
 from configs.stage_config import StageConfig
-from routing.replica import Replica, ReplicaState
+from routing.replica import Replica, ReplicaState, not_ready
 
 _RETRY_S: Final = 1.0
 
@@ -73,7 +73,11 @@ def ready() -> Readiness:
     replicas = service.registry.all()
     standing = [(stage, _of_stage(stage, replicas)) for stage in service.stages]
     missing = [
-        FieldError(f"stage {stage.stage_id}", _why_not(stage, own), NoReadyReplica.code)
+        FieldError(
+            f"stage {stage.stage_id}",
+            not_ready(stage.stage_id, stage.model_name, own),
+            NoReadyReplica.code,
+        )
         for stage, own in standing
         if not _ready(own)
     ]
@@ -101,14 +105,3 @@ def _of_stage(stage: StageConfig, replicas: Sequence[Replica]) -> list[Replica]:
 
 def _ready(replicas: Sequence[Replica]) -> list[Replica]:
     return [replica for replica in replicas if replica.state is ReplicaState.READY]
-
-
-def _why_not(stage: StageConfig, replicas: Sequence[Replica]) -> str:
-    if not replicas:
-        return f"no replica of {stage.model_name!r} has been seen"
-    each = (
-        f"{replica.name} is {replica.state}"
-        + (f" ({replica.heartbeat.error})" if replica.heartbeat.error else "")
-        for replica in replicas
-    )
-    return f"no replica of {stage.model_name!r} is ready: {', '.join(each)}"

@@ -75,6 +75,19 @@ class ReplicaObjectSchema(AnswerSchema):
     device_memory_bytes = whole(
         "Device memory it holds.", attrgetter("heartbeat.device_memory_bytes"), allow_none=True
     )
+    activity = text(
+        "What it does while it is `loading`, such as `downloading 14.2 of 57.7 GB`.",
+        attrgetter("heartbeat.activity"),
+        allow_none=True,
+    )
+    downloaded_bytes = whole(
+        "What is there of its model's files, while it downloads or waits for another's download.",
+        attrgetter("heartbeat.downloaded_bytes"),
+        allow_none=True,
+    )
+    download_bytes = whole(
+        "The size of these files.", attrgetter("heartbeat.download_bytes"), allow_none=True
+    )
     error = text(
         "Why it failed, or why its last start did.", attrgetter("heartbeat.error"), allow_none=True
     )

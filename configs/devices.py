@@ -13,6 +13,8 @@ from configs.fields import counted
 from configs.machine import DeviceKind, Gpu, Machine, listed_gpus
 from configs.stage_config import ReplicaPlan, StageConfig
 
+# Torch reads the first of these that is set (2.13, CUDAAllocatorConfig.h).
+_ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _NOUNS: Final[Mapping[DeviceKind, str]] = {"cuda": "CUDA device", "cpu": "CPU core"}
 
 
@@ -61,7 +63,9 @@ def device_environment(
     They are those of `runtime.env`, and CUDA_VISIBLE_DEVICES, empty for a replica on CPU cores.
     Such a one also gets as many threads as it has cores, and one on GPUs its share of the cores
     that are near them, unless `runtime.env` says otherwise. GPUs count in the order of the PCI bus,
-    as nvidia-smi shows them, unless CUDA_DEVICE_ORDER is set.
+    as nvidia-smi shows them, unless CUDA_DEVICE_ORDER is set. Their memory comes in segments that
+    grow, since requests of many sizes leave holes between others, unless the allocator of torch is
+    configured in `runtime.env` or `environ`.
 
     Args:
         plan: The replica.
@@ -76,6 +80,8 @@ def device_environment(
     listed = listed_gpus(environ)
     entries = plan.devices if listed is None else [listed[device] for device in plan.devices]
     order = environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if not any(name in given or name in environ for name in _ALLOCATOR):
+        given[_ALLOCATOR[-1]] = "expandable_segments:True"
     return {
         "CUDA_DEVICE_ORDER": order,
         **given,

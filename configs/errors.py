@@ -12,7 +12,7 @@ was found and the way to fix it. `api/errors.py` turns these into responses.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,10 @@ class GenerationError(ServingError):
                 return kind(message, retryable=retryable)
             kinds.extend(kind.__subclasses__())
         return cls(message, retryable=retryable)
+
+
+# Exit code of a replica whose next try would fail as well; its supervisor does not start it again.
+EXIT_LASTING: Final = 5
 
 
 class ModelLoadFailed(GenerationError):

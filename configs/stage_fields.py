@@ -17,11 +17,22 @@ _FIX: Final = (
 )
 
 
+_HUB_PAGE: Final = re.compile(
+    r"(?P<hub>(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/)?"
+    r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)"
+    r"(?:/(?:tree|blob|resolve|raw|commit)/(?P<revision>[^/?#]+)(?:/(?P<file>[^?#]*))?)?"
+    r"/?(?:[?#].*)?\Z",
+    re.ASCII,
+)
+_KINDS: Final = frozenset({"datasets", "spaces", "collections", "papers", "blog", "docs", "models"})
+
+
 def locate_model(value: str) -> str:
-    """Return the absolute path of the folder that `value` names, or the hub id as it is.
+    """Return the absolute path of the folder that `value` names, or the hub id that it stands for.
 
     A path is relative to the current directory. Path is what begins with /, ./, ../ or ~, has no
-    slash or more than one, or begins with the name of a folder that exists here.
+    slash or more than one, or begins with the name of a folder that exists here. The address of a
+    model's page on the hub, or of a page beneath it, is its id.
 
     Raises:
         ValueError: With the reason, which begins with a verb: no such folder, or no pipeline in it.
@@ -33,12 +44,52 @@ def locate_model(value: str) -> str:
     # Not resolved: behind a link, the name as written is the model's name to clients.
     folder = os.path.abspath(os.path.expanduser(value))
     if not os.path.exists(folder):
+        found = _HUB_PAGE.match(value)
+        if found is not None and (found["hub"] or found["revision"]):
+            return _of_page(found)
+        if "://" in value:
+            raise ValueError(f"is not the address of a model on the hub; {_FIX}")
         raise ValueError(f"is not a folder: {folder} does not exist; {_FIX}")
     if not os.path.isdir(folder):
-        raise ValueError(f"is not a folder: {folder} is a file; {_FIX}")
+        raise ValueError(f"is not a folder: {folder} is a file; {file_fix(folder) or _FIX}")
     if not os.path.isfile(os.path.join(folder, "model_index.json")):
         raise ValueError(f"is not a pipeline: {folder} has no model_index.json; {_FIX}")
     return folder
+
+
+def file_fix(file: str) -> str | None:
+    """Return where a file of weights belongs, which is not a model; None for any other file."""
+    name = os.path.basename(file).lower()
+    if name.endswith(".gguf"):
+        return (
+            "give the pipeline that it was made from as model, such as Qwen/Qwen-Image, and this"
+            " file in quantization.gguf_file"
+        )
+    if not name.endswith((".safetensors", ".ckpt", ".pt", ".pth", ".bin")):
+        return None
+    if "lora" in name:
+        return (
+            "give its base model as model, such as Qwen/Qwen-Image, and this file in lora_modules"
+        )
+    return (
+        "if it is an adapter, give its base model as model, such as Qwen/Qwen-Image, and this file"
+        " in lora_modules; if it is a single checkpoint, save it as a pipeline by diffusers'"
+        " from_single_file and save_pretrained"
+    )
+
+
+def _of_page(page: re.Match[str]) -> str:
+    hub_id, revision, file = page["id"], page["revision"], page["file"]
+    if hub_id.split("/")[0] in _KINDS:
+        raise ValueError(f"is not the page of a model; {_FIX}")
+    if file and (fix := file_fix(file)) is not None:
+        raise ValueError(f"is the page of one file, {file}; {fix}")
+    if revision not in {None, "main"}:
+        named = revision.replace("%2F", "/")
+        raise ValueError(
+            f"is the page of revision {named}; write {hub_id} here and {named} in revision"
+        )
+    return hub_id
 
 
 def _is_path(value: str) -> bool:

@@ -24,7 +24,7 @@ from routing.keys import Keys
 from routing.outbox import Outbox
 from routing.outputs import OrphanedOutputs, OutputStore
 from routing.records import Records
-from routing.replica import FORGET_AFTER_S, Registry, Replica, ReplicaState
+from routing.replica import Registry, Replica, ReplicaState
 from routing.router import Router
 
 _LOCK_S = 30
@@ -92,7 +92,7 @@ class Sweep:
                 self._router.move_crashed(request)
         if replica.waiting and replica.state is not ReplicaState.READY:
             self._router.move_waiting(replica.name)
-        long_gone = self._clock() - replica.heartbeat_at > FORGET_AFTER_S
+        long_gone = self._clock() - replica.heartbeat_at > replica.heartbeat.kept_s
         if long_gone and not replica.waiting and not running and not alive:
             self._registry.forget(replica.name)
 

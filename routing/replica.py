@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from redis import Redis
 
@@ -50,6 +50,10 @@ class Heartbeat:
         device_memory_bytes: Device memory it holds; None without such a device.
         stopping: Whether its process is about to end.
         error: Why it failed; kept through the next start, until it is ready.
+        lasting: Whether its next start would fail as well, until a person changes something.
+        activity: What it does while it loads, such as `downloading 14.2 of 57.7 GB`.
+        downloaded_bytes: What is there of its model's files.
+        download_bytes: The size of these files; None while nothing is downloaded.
     """
 
     name: str
@@ -69,6 +73,15 @@ class Heartbeat:
     device_memory_bytes: int | None = None
     stopping: bool = False
     error: str | None = None
+    lasting: bool = False
+    activity: str | None = None
+    downloaded_bytes: int | None = None
+    download_bytes: int | None = None
+
+    @property
+    def kept_s(self) -> float:
+        """Seconds for which it is remembered after its last heartbeat."""
+        return KEEP_LASTING_S if self.lasting else FORGET_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,36 @@ def read_replica(
 
 
 FORGET_AFTER_S = 3600.0
+# Nobody starts it again, so that nothing else would say why there is none.
+KEEP_LASTING_S = 7 * 86_400.0
+
+
+_SHOWN: Final = 4
+
+
+def not_ready(stage: int, model: str, replicas: Sequence[Replica]) -> str:
+    """Return why a stage has no replica in the rotation: what each of them does, or why it failed.
+
+    `replicas` may be those of all stages.
+    """
+    own = [
+        replica
+        for replica in replicas
+        if replica.heartbeat.stage == stage and replica.heartbeat.model == model
+    ]
+    if not own:
+        return f"no replica of {model!r} has been seen"
+    shown = [f"{each.name} is {each.state}{_why(each)}" for each in own[:_SHOWN]]
+    if len(own) > _SHOWN:
+        shown.append(f"and {len(own) - _SHOWN} more")
+    return f"no replica of {model!r} is ready: {', '.join(shown)}"
+
+
+def _why(replica: Replica) -> str:
+    heartbeat = replica.heartbeat
+    living = replica.state is ReplicaState.LOADING
+    told = [each for each in (heartbeat.activity if living else None, heartbeat.error) if each]
+    return f" ({'; its last start failed: '.join(told)})" if told else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +227,11 @@ class Registry:
         """Record a heartbeat.
 
         A failed replica keeps its place on the list for an hour, so that its reason can be read
-        though its process has ended.
+        though its process has ended; one that nobody starts again, for a week.
         """
         now = self._clock()
         failed = heartbeat.state is ReplicaState.FAILED
-        expires_at = now + (FORGET_AFTER_S if failed else self._expiry_s)
+        expires_at = now + (heartbeat.kept_s if failed else self._expiry_s)
         answer = self._scripts.call(
             "heartbeat",
             heartbeat.name,

@@ -16,7 +16,7 @@ from typing import Final
 from redis import Redis
 from redis.exceptions import RedisError
 
-from configs.errors import Conflict, OutputWriteFailed, StoreUnavailable
+from configs.errors import Conflict, NoReadyReplica, OutputWriteFailed, StoreUnavailable
 from configs.parameters import Parameters
 from configs.settings import Settings
 from routing.broker import Broker
@@ -24,7 +24,7 @@ from routing.claims import Claims
 from routing.connection import renew_patience
 from routing.outputs import OrphanedOutputs, OutputStore
 from routing.records import CancelAnswer, Records
-from routing.replica import Command, Registry, Replica, unknown_replica
+from routing.replica import Command, Registry, Replica, not_ready, unknown_replica
 from routing.request import Accepted, Priority, Request, Status, Submission
 
 _RETRY_S: Final = 2.0
@@ -115,6 +115,12 @@ class Router:
         with self.stored(new.id, files):
             try:
                 accepted = self._records.submit(new)
+            except NoReadyReplica as refused:
+                why = not_ready(new.stage, new.model, self._registry.all())
+                raise NoReadyReplica(
+                    f"{why[0].upper()}{why[1:]}; see GET /v1/replicas.",
+                    retry_after=refused.retry_after,
+                ) from None
             except RedisError:
                 self._lost.add(new.id, has_key=bool(new.idempotency_key))
                 raise

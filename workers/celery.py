@@ -28,7 +28,7 @@ from celery.signals import (
 )
 
 from configs.devices import check_machine, device_environment, pin_to_cores, with_device
-from configs.errors import ConfigurationError, GenerationError
+from configs.errors import EXIT_LASTING, ConfigurationError, GenerationError, ModelLoadFailed
 from configs.machine import detect_machine
 from configs.settings import Settings, load_settings
 from configs.stage_config import ReplicaPlan, StageConfig
@@ -118,8 +118,9 @@ def load_model(**_: Any) -> None:
         current().load()
     except GenerationError as failed:
         sys.stderr.write(f"Error: {current().plan.name}: {failed}\n")
+        lasting = isinstance(failed, ModelLoadFailed) and failed.lasting
         # At once: a thread may still wait for a rank that is gone, and Python would wait for it.
-        _end_now(_EXIT_MODEL)
+        _end_now(EXIT_LASTING if lasting else _EXIT_MODEL)
 
 
 @worker_ready.connect(weak=False)

@@ -30,6 +30,7 @@ class ReplicaLife:
         state: As the registry has it from the next heartbeat on.
         stopping: Whether it takes nothing more, whatever an operator says.
         error: Why it failed.
+        lasting: Whether a next process would fail as well.
     """
 
     def __init__(self, plan: ReplicaPlan, machine: Machine) -> None:
@@ -43,17 +44,25 @@ class ReplicaLife:
         self.state = ReplicaState.LOADING
         self.stopping = False
         self.error: str | None = None
+        self.lasting = False
+        self._doing: tuple[str, int | None, int | None] | None = None
+
+    def tell(self, activity: str, done: int | None = None, total: int | None = None) -> None:
+        """Say what is done until it is ready, with the bytes of a download."""
+        self._doing = (activity, done, total)
 
     def leave(self) -> None:
         """Take the replica out of the rotation, for good."""
         self.stopping, self.state = True, ReplicaState.DRAINING
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str, *, lasting: bool = False) -> None:
         """Say that it cannot go on, and why."""
-        self.state, self.error = ReplicaState.FAILED, error
+        self.state, self.error, self.lasting = ReplicaState.FAILED, error, lasting
 
     def heartbeat(self, step_s: float | None, device_memory_bytes: int | None) -> Heartbeat:
         plan, stage = self._plan, self._plan.stage
+        loading = self.state is ReplicaState.LOADING
+        activity, done, total = (loading and self._doing) or (None, None, None)
         return Heartbeat(
             name=plan.name,
             incarnation=self.incarnation,
@@ -72,6 +81,10 @@ class ReplicaLife:
             device_memory_bytes=device_memory_bytes,
             stopping=self.stopping,
             error=self.error,
+            lasting=self.lasting,
+            activity=activity,
+            downloaded_bytes=done,
+            download_bytes=total,
         )
 
 

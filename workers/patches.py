@@ -26,7 +26,10 @@ One request, on its own copy of the pipeline; the model's own is never changed.
 - `pipe.encode_prompt` (features/prompt_cache.py): what was encoded before is not encoded again.
 - Floats whose value changes (features/guidance.py): guidance changes while a request runs. Breaks:
   a pipeline that reads the scale once; that is noticed and stands in `warnings`.
-- `vae.decode` (workers/engine/batch.py): outputs of canceled requests of a batch are not decoded.
+- `vae.decode` (workers/engine/decoder.py): outputs of canceled requests of a batch are not decoded;
+  short of memory it decodes one by one, then in tiles.
+- `pipe.video_processor` (workers/engine/pipelines.py), with another `pt_to_numpy`: frames become
+  bytes on the device. Breaks: another name for either; then floats are moved, as before.
 
 Sharing of the denoiser.
 - `forward` (workers/sharing/rendezvous.py): calls of several requests become one. (workers/devices/

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from configs.errors import GenerationError
+from configs.errors import GenerationError, ModelLoadFailed
 from configs.machine import Machine
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan
@@ -109,10 +109,11 @@ class ReplicaProcess:
 
         stage, settings = self.plan.stage, self._settings
         try:
-            engine = Engine.load(self.plan)
-            engine.warm_up()
+            engine = Engine.load(self.plan, self._life.tell)
+            engine.warm_up(self._life.tell)
         except GenerationError as error:
-            self._life.fail(str(error))
+            lasting = isinstance(error, ModelLoadFailed) and error.lasting
+            self._life.fail(str(error), lasting=lasting)
             self.heartbeats.stop()
             raise
         self._registry.publish_model(

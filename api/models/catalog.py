@@ -14,7 +14,7 @@ from configs.errors import FieldError, InvalidRequest, NoReadyReplica
 from configs.fields import choices
 from configs.parameters import Abilities
 from configs.stage_config import StageConfig
-from routing.replica import Registry, ReplicaState
+from routing.replica import Registry, ReplicaState, not_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,10 @@ class Catalog:
             return loaded[name]
         if name not in known:
             raise _wrong(f"{name[:80]!r} is not available; use {choices(known)}")
+        stage = self._stages[name].stage_id
+        why = not_ready(stage, name, self._registry.all())
         raise NoReadyReplica(
-            f"No replica has loaded {name!r} yet; see GET /v1/replicas.",
+            f"No replica has loaded {name!r} yet: {why}; see GET /v1/replicas.",
             retry_after=5.0,
         )
 

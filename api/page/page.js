@@ -75,7 +75,7 @@ function replicaItem(replica) {
   const state = document.createElement("span");
   state.className = "state";
   state.textContent = replica.state;
-  const work = `${replica.running} running, ${replica.waiting} waiting`;
+  const work = replica.activity ?? `${replica.running} running, ${replica.waiting} waiting`;
   item.append(`${replica.name} `, state, ` · ${work}`);
   item.dataset.state = replica.state;
   item.title = replica.error ?? `${replica.model} on ${replica.device_kind} ${replica.devices.join(", ")}`;

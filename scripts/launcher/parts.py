@@ -13,6 +13,7 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
+from configs.errors import EXIT_LASTING
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan
 from routing.broker import WEBHOOK_QUEUE, Broker
@@ -21,7 +22,7 @@ from scripts.launcher.redis_server import RedisServer
 
 
 def no_reason(_pid: int) -> str | None:
-    """Return None: nothing is known about why the process failed."""
+    """Return None: nothing is known about what the process does, or why it failed."""
     return None
 
 
@@ -34,6 +35,8 @@ class Part:
         command: The command line, its first word a program.
         ready: Given the process id, says what is ready, or None while it is not; must return soon.
         failure: Given the process id, says why it failed, or None where that is not known.
+        activity: Given the process id, says what it does until it is ready, if that is known.
+        final_exits: Exit codes after which it is not started again: the next start would fail too.
         environment: Variables added to those of the launcher; one that is None is removed.
         stop_order: Parts with a lower number are asked to end before those with a higher one.
         grace_s: Seconds it has to end after it was asked to.
@@ -46,6 +49,8 @@ class Part:
     command: tuple[str, ...]
     ready: Callable[[int], str | None]
     failure: Callable[[int], str | None] = no_reason
+    activity: Callable[[int], str | None] = no_reason
+    final_exits: frozenset[int] = frozenset()
     environment: Mapping[str, str | None] = field(default_factory=dict)
     stop_order: int = 0
     grace_s: float = 5.0
@@ -102,6 +107,8 @@ def worker_part(plan: ReplicaPlan, settings: Settings, registry: Registry) -> Pa
         command=(*_celery("worker"), "-Q", plan.name, "-l", "WARNING", "-E"),
         ready=lambda pid: _ready_replica(registry, plan.name, pid),
         failure=lambda pid: _failure(registry, plan.name, pid),
+        activity=lambda pid: _activity(registry, plan.name, pid),
+        final_exits=frozenset({EXIT_LASTING}),
         stop_order=_WORK,
         grace_s=max(_WORK_GRACE_S, settings.drain_s + _AFTER_DRAIN_S),
     )
@@ -197,7 +204,14 @@ def _ready_replica(registry: Registry, name: str, pid: int) -> str | None:
 
 def _failure(registry: Registry, name: str, pid: int) -> str | None:
     replica = _read(registry, name, pid)
-    return replica.heartbeat.error if replica is not None else None
+    # The reason of the last process stays on record while the next one loads.
+    failed = replica is not None and replica.state is ReplicaState.FAILED
+    return replica.heartbeat.error if replica is not None and failed else None
+
+
+def _activity(registry: Registry, name: str, pid: int) -> str | None:
+    replica = _read(registry, name, pid)
+    return replica.heartbeat.activity if replica is not None else None
 
 
 def _is_healthy(host: str, port: int) -> bool:

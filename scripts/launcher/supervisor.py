@@ -43,6 +43,10 @@ class StopSignals:
 _LOG_TAIL_BYTES = 8192
 
 
+# What a part does until it is ready is said so often, if it has changed.
+_SAY_EVERY_S = 10.0
+
+
 _LOG_LINE_CHARS = 300
 
 
@@ -53,6 +57,7 @@ class SupervisedPart:
         part: The plan.
         process: Its process; None while it waits for its next start.
         ready: Whether that process has been seen ready.
+        final: Whether it has ended for good.
         tried: Whether any process of it has been ready or has failed.
     """
 
@@ -64,6 +69,9 @@ class SupervisedPart:
         self.process: ChildProcess | None = None
         self.ready = False
         self.tried = False
+        self.final = False
+        self.said: str | None = None
+        self.said_at = 0.0
         self.start_at = 0.0
         self.started_at = 0.0
         self.ready_at = 0.0
@@ -112,7 +120,7 @@ class Supervisor:
         """Look at each part once: say what has become ready or ended, start what is due."""
         for member in self.members:
             if member.process is None:
-                if self._clock() >= member.start_at:
+                if not member.final and self._clock() >= member.start_at:
                     self._start(member)
             elif (status := member.process.poll()) is not None:
                 self._ended(member, status)
@@ -123,7 +131,8 @@ class Supervisor:
         part = member.part
         merged = {**self._environment, **part.environment}
         member.ready, member.explained = False, False
-        member.started_at = self._clock()
+        member.started_at = member.said_at = self._clock()
+        member.said = None
         try:
             member.process = ChildProcess(
                 part.command,
@@ -145,6 +154,12 @@ class Supervisor:
         elif not member.explained and (reason := member.part.failure(pid)) is not None:
             member.explained = member.tried = True
             self._say(f"{name} failed: {reason}")
+        elif not member.explained and self._clock() - member.said_at >= _SAY_EVERY_S:
+            member.said_at = self._clock()
+            doing = member.part.activity(pid)
+            if doing is not None and doing != member.said:
+                member.said = doing
+                self._say(f"{name}: {doing}")
 
     def _ended(self, member: SupervisedPart, status: int) -> None:
         pid = member.process.pid if member.process else 0
@@ -156,7 +171,14 @@ class Supervisor:
                 what = f"failed: {reason}"
             elif (line := last_line(member.log)) is not None:
                 what = f"{what}: {line}"
-        self._start_later(member, what)
+        if status in member.part.final_exits:
+            member.process, member.ready, member.tried, member.final = None, False, True, True
+            self._say(
+                f"{member.part.name} {what}; not started again;"
+                " restart the service once that is fixed"
+            )
+        else:
+            self._start_later(member, what)
 
     def _start_later(self, member: SupervisedPart, what: str) -> None:
         now = self._clock()

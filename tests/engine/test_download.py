@@ -113,10 +113,7 @@ def test_replicas_of_a_host_download_once_and_those_that_wait_say_so(hub: Hub):
     paths = [path for path, _ in hub.sent]
     assert paths.count(WEIGHTS) == 1
     (waiting,) = {
-        each.activity.split(":")[0]
-        for teller in tellers
-        for each in teller.told
-        if "waiting" in each.activity
+        each.activity for each in (*tellers[0].told, *tellers[1].told) if "waiting" in each.activity
     }
     assert waiting == "waiting for the download by another process"
 

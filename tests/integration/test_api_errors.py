@@ -100,6 +100,8 @@ def test_no_ready_replica_is_503(api: Api) -> None:
         replica = api.replica()
         replica.load()
         replica.beat(ReplicaState.DRAINING)
+    replica.beat(ReplicaState.FAILED, error="org/tiny: the model is gated")
+    assert "replica0 is failed (org/tiny: the model is gated)" in error_of(api.submit())["message"]
     assert set(wrong_fields(api.submit(seed=-1))) == {"seed"}
 
 

@@ -41,6 +41,24 @@ def test_a_replica_counts_what_it_did_and_how_often_it_came_back(
     assert (shown["completed"], shown["failed"], shown["restarts"]) == (1, 1, 1)
 
 
+def test_what_a_replica_does_while_it_loads_is_shown_to_whoever_asks_for_it(api: Api) -> None:
+    loading = api.replica()
+    loading.beat(
+        ReplicaState.LOADING,
+        activity="downloading 14.2 of 57.7 GB",
+        downloaded_bytes=14_200_000_000,
+        download_bytes=57_700_000_000,
+    )
+    shown = body_of(api.get("/v1/replicas/replica0"))
+    assert shown["activity"] == "downloading 14.2 of 57.7 GB"
+    assert (shown["downloaded_bytes"], shown["download_bytes"]) == (14_200_000_000, 57_700_000_000)
+    message = error_of(api.submit())["message"]
+    assert "replica0 is loading (downloading 14.2 of 57.7 GB)" in message
+    loading.load()
+    shown = body_of(api.get("/v1/replicas/replica0"))
+    assert {shown[name] for name in ("activity", "downloaded_bytes", "download_bytes")} == {None}
+
+
 def test_an_unknown_replica_is_404(api: Api, replica: PlayedReplica) -> None:
     for answer in (
         api.get("/v1/replicas/replica9"),

@@ -84,6 +84,32 @@ def test_a_failure_is_said_once_while_the_process_lives(parts: Parts):
     assert parts.said == ["one failed: no model"]
 
 
+def test_what_would_fail_again_is_said_once_and_not_started_again(parts: Parts):
+    exits = frozenset({5})
+    (member,) = parts.start(parts.part("one", "sys.exit(5)", ready=never, final_exits=exits))
+    parts.look_until(lambda: member.process is None, "its end")
+    parts.now += 1000
+    parts.supervisor.look()
+
+    assert member.process is None
+    assert parts.said == [
+        "one ended with code 5; not started again; restart the service once that is fixed"
+    ]
+    assert member.tried
+
+
+def test_what_a_part_does_until_it_is_ready_is_said_every_ten_seconds_if_it_changed(parts: Parts):
+    doing = ["downloading 1.0 of 2.0 GB"]
+    part = parts.part("one", RUN, ready=never, activity=lambda _: doing[0])
+    parts.start(part)
+    for now in (9, 10, 15, 20, 30):
+        parts.now = now
+        doing[0] = "loading" if now == 15 else doing[0]
+        parts.supervisor.look()
+
+    assert parts.said == ["one: downloading 1.0 of 2.0 GB", "one: loading"]
+
+
 def test_a_program_that_is_not_there_is_tried_again(parts: Parts):
     (member,) = parts.start(replace(parts.part("one", RUN), command=("/no/such/program",)))
 

@@ -205,6 +205,7 @@ def test_device_numbers_count_along_the_visible_devices(
     given = device_environment(second, machine, environ)
     assert given["CUDA_VISIBLE_DEVICES"] == visible
     assert given["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert given["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert core_affinity(second, machine) == frozenset()
 
 
@@ -230,7 +231,7 @@ def test_variables_of_the_stage_win_over_the_thread_count(tmp_path: Path) -> Non
     assert given["OMP_NUM_THREADS"] == "7"
     assert given["MKL_NUM_THREADS"] == "1"
     assert given["HF_HUB_OFFLINE"] == "1"
-    on_gpu = device_environment(plan, FOUR_GPUS, {})
+    on_gpu = device_environment(plan, FOUR_GPUS, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"})
     assert on_gpu == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": "7",

@@ -58,6 +58,54 @@ def test_a_hub_id_is_not_looked_up(tmp_path: Path) -> None:
     assert only.model_name == "no-such.org/No_such-model.v1"
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        "https://huggingface.co/org/Some-Model.1",
+        "https://huggingface.co/org/Some-Model.1/",
+        "https://huggingface.co/org/Some-Model.1/tree/main",
+        "https://hf.co/org/Some-Model.1/tree/main/transformer?library=diffusers",
+        "huggingface.co/org/Some-Model.1#usage",
+        "hf://org/Some-Model.1",
+        "org/Some-Model.1/blob/main/model_index.json",
+    ],
+)
+def test_the_address_of_a_hub_page_is_the_id(tmp_path: Path, page: str) -> None:
+    (only,) = load(tmp_path, changed("engine_args.model", page))
+    assert only.engine_args.model_path is None
+    assert only.model_name == "org/Some-Model.1"
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("https://huggingface.co/org/m/tree/fp16", "write org/m here and fp16 in revision"),
+        ("https://huggingface.co/datasets/org/m", "is not the address of a model"),
+        ("https://huggingface.co/datasets/m", "is not the page of a model"),
+        ("https://example.org/org/m", "is not the address of a model on the hub"),
+        ("org/m/blob/main/m-Q4.gguf", "this file in quantization.gguf_file"),
+        ("org/m/resolve/main/lora/x_lora.safetensors", "this file in lora_modules"),
+        ("org/m/blob/main/m.safetensors", "a single checkpoint, save it as a pipeline"),
+    ],
+)
+def test_what_is_no_model_s_page_is_refused_with_where_it_belongs(
+    tmp_path: Path, written: str, says: str
+) -> None:
+    assert says in str(refusal(tmp_path, changed("engine_args.model", written)))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("a.gguf", "quantization.gguf_file"), ("a.safetensors", "lora_modules")]
+)
+def test_a_file_of_weights_is_refused_with_where_it_belongs(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    (tmp_path / name).touch()
+    message = str(refusal(tmp_path, changed("engine_args.model", str(tmp_path / name))))
+    assert "is a file" in message
+    assert says in message
+
+
 def test_a_served_model_name_comes_first(tmp_path: Path) -> None:
     (only,) = load(tmp_path, changed("engine_args.served_model_name", "mine"))
     assert only.model_name == "mine"

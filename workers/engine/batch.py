@@ -3,9 +3,8 @@
 Each stays a request of its own: it is told of its steps, may leave and may fail by itself.
 """
 
-import functools
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate, compress
 from typing import Any
 
@@ -19,6 +18,7 @@ from workers.engine.arguments import (
     call_arguments,
     is_edit,
 )
+from workers.engine.decoder import Decoder
 from workers.engine.generation import (
     Generation,
     non_finite,
@@ -27,7 +27,6 @@ from workers.engine.generation import (
 from workers.engine.progress import Interrupted, Progress
 from workers.engine.run import Run, Runs, Slot
 from workers.families import family_of
-from workers.patches import put
 
 
 class _Told:
@@ -202,65 +201,6 @@ class OutputRows:
         return [row for slot in slots for row in range(self.total)[self._rows[slot]]]
 
 
-# Pixels of all outputs together.
-_DECODED_AT_ONCE = 1024 * 1024
-
-
-class BatchDecoder:
-    """The autoencoder of one pipeline, or none, where it decodes for several requests."""
-
-    def __init__(self, vae: Any) -> None:
-        """Remember how it is."""
-        self._vae = vae
-        self._slicing = getattr(vae, "use_slicing", None)
-        self._put_back: Callable[[], None] | None = None
-
-    def prepare(self, rows: OutputRows, kept: Sequence[BatchSlot]) -> None:
-        """Have those decoded that are `kept` among the requests of `rows`, which it tells if so.
-
-        They cannot be told apart where the autoencoder gets other rows, such as frames; all are
-        decoded then. Large outputs of several requests are decoded one by one: memory as for one
-        alone.
-        """
-        self.restore()
-        asked = rows.slots[0].parameters
-        outputs = sum(slot.outputs for slot in kept)
-        pixels = outputs * asked.width * asked.height * (asked.num_frames or 1)
-        if pixels > _DECODED_AT_ONCE and self._slicing is False:
-            self._vae.use_slicing = True
-        if self._vae is not None and len(kept) < len(rows.slots):
-            self._leave_out(rows, kept)
-
-    def restore(self) -> None:
-        """Undo :meth:`prepare`."""
-        if self._vae is None:
-            return
-        if self._put_back is not None:
-            self._put_back()
-            self._put_back = None
-        if self._slicing is False:
-            self._vae.use_slicing = False
-
-    def _leave_out(self, rows: OutputRows, kept: Sequence[BatchSlot]) -> None:
-        decode, chosen, total = self._vae.decode, rows.of_all(kept), rows.total
-
-        def choose(value: Any) -> Any:
-            if torch.is_tensor(value) and value.ndim and len(value) == total:
-                return value[torch.tensor(chosen, device=value.device)]
-            return value
-
-        @functools.wraps(decode)
-        def decode_kept(latents: Any, *args: Any, **options: Any) -> Any:
-            if not torch.is_tensor(latents) or len(latents) != total:
-                return decode(latents, *args, **options)
-            rows.keep(kept)
-            args = tuple(choose(each) for each in args)
-            options = {name: choose(each) for name, each in options.items()}
-            return decode(choose(latents), *args, **options)
-
-        self._put_back = put(self._vae, "decode", decode_kept, over=True)
-
-
 class BatchRun(Run):
     """The run of several requests.
 
@@ -271,23 +211,12 @@ class BatchRun(Run):
 
     slots: Sequence[BatchSlot]
 
-    def __init__(
-        self, runs: Runs, slots: Sequence[BatchSlot], pipe: Any, decoder: BatchDecoder
-    ) -> None:
+    def __init__(self, runs: Runs, slots: Sequence[BatchSlot], pipe: Any) -> None:
         """Run `pipe`, whose scheduler must be its own, for `slots` of one batch."""
         super().__init__(runs, slots, pipe)
         self.kept: Sequence[BatchSlot] = list(slots)
         self.output_rows = OutputRows(slots)
         self._rows = OutputRows(slots)
-        self._decoder = decoder
-
-    def call(self) -> Any:
-        """Encode, denoise and decode; a request that ends is told by itself."""
-        try:
-            return super().call()
-        finally:
-            if self.holds_turn:
-                self._decoder.restore()
 
     def make_arguments(self) -> dict[str, Any]:
         """Return the arguments of the pipeline's call for all requests."""
@@ -350,9 +279,11 @@ class BatchRun(Run):
             slot.end(generations[-1])
         return generations
 
-    def denoised(self) -> None:
-        """End the denoising; what is decoded leaves out the rows of those that left."""
-        super().denoised()
+    def prepare_decoder(self, decoder: Decoder) -> None:
+        """Get it ready for the outputs of those that stayed; the rows of others are left out."""
         self.tell()
         self.kept = list(compress(self.slots, self.present))
-        self._decoder.prepare(self.output_rows, self.kept)
+        decoder.prepare(self.slots[0].parameters, sum(slot.outputs for slot in self.kept))
+        if len(self.kept) < len(self.slots):
+            rows = self.output_rows
+            decoder.keep_rows(rows.of_all(self.kept), rows.total, lambda: rows.keep(self.kept))

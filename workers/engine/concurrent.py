@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from workers.devices.chunk import denoisers
-from workers.engine.batch import BatchDecoder, BatchRun, BatchSlot, batch_of, takes_batches
+from workers.engine.batch import BatchRun, BatchSlot, batch_of, takes_batches
 from workers.engine.generation import Generation
 from workers.engine.run import Run, Runs, Slot
 from workers.failures import short_cause
@@ -40,7 +40,6 @@ class ConcurrentRuns:
         self.turns = Turns()
         self._runs = runs
         self._rendezvous = rendezvous
-        self._decoder = BatchDecoder(getattr(pipe, "vae", None))
         self._denoisers = list(denoisers(pipe).values())
         # Once, for looking through all modules takes longer than a request should.
         self._parts = [part for denoiser in self._denoisers for part in denoiser.modules()]
@@ -114,7 +113,7 @@ class ConcurrentRuns:
             run.holds_turn = True
 
     def _run_batch(self, pipe: Any, batch: Sequence[BatchSlot]) -> list[Generation]:
-        run = BatchRun(self._runs, batch, pipe, self._decoder)
+        run = BatchRun(self._runs, batch, pipe)
         return run.finish(self._call(run))
 
     def _start_batch(self, pipe: Any, batch: Sequence[BatchSlot]) -> None:

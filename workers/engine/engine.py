@@ -89,6 +89,7 @@ class Engine:
         self.features = tuple(feature for feature in found if feature is not None)
         _note_what_stays(pipe, settings)
         runs = Runs(pipe, abilities, self.features)
+        self._decoder = runs.decoder
         self._concurrent: ConcurrentRuns | None = None
         self._serve: Serve = runs.serve
         self.request_coming: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -154,10 +155,14 @@ class Engine:
         requests = WarmUpRequests(
             self.abilities, self._warmup_shapes, steps=100 if stateful else None
         )
+        self._decoder.measuring = True
         for parameters, inputs in requests.of_each_size():
             frames = f"x{parameters.num_frames}" if parameters.num_frames else ""
             tell(f"warming up {parameters.width}x{parameters.height}{frames}")
             self.generate(parameters, SilentProgress(), inputs)
+        self._decoder.measuring = False
+        if self._rendezvous is not None:
+            self._rendezvous.reserve(self._decoder.peak_bytes)
         self.abilities = self._with_offers(self.abilities)
         if self._concurrent is not None:
             self._concurrent.batched_tasks = [

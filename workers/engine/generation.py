@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.video_processor import VideoProcessor
 from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import NonFiniteOutput
 from configs.parameters import Parameters
 from workers.families import IMAGE_FIELDS, SINGLE_VIDEO_FIELD, VIDEO_FIELDS
+from workers.patches import put
 
 
 def refuse_non_finite(finite: torch.Tensor, maker: str) -> None:
@@ -32,11 +34,12 @@ def non_finite(maker: str) -> NonFiniteOutput:
     )
 
 
-def watch_decoder(vae: Any, tell: Callable[[torch.Tensor], None]) -> None:
+def watch_decoder(vae: Any, tell: Callable[[torch.Tensor], None]) -> bool:
     """Have `tell` called with whether what an autoencoder's decoder made is finite, each time.
 
     That is a truth value on its device, for which nobody has waited. Its numbers may be too large
     for its type; the pixels do not show it: on their way infinity is clamped to white or black.
+    False where there is no decoder to watch.
     """
 
     def look(_module: Any, _arguments: Any, output: Any) -> None:
@@ -45,8 +48,10 @@ def watch_decoder(vae: Any, tell: Callable[[torch.Tensor], None]) -> None:
             tell(torch.isfinite(sample).all())
 
     decoder = getattr(vae, "decoder", None)
-    if isinstance(decoder, torch.nn.Module):
-        decoder.register_forward_hook(look)
+    if not isinstance(decoder, torch.nn.Module):
+        return False
+    decoder.register_forward_hook(look)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +138,42 @@ def _made_in(output: Any, names: tuple[str, ...]) -> Any:
     raise ValueError(f"{type(output).__name__} has no {names[0]}")
 
 
-def to_images(pixels: Any) -> tuple[Image.Image, ...]:
-    """Turn `[n, height, width, 3]` floats from 0 to 1 into images; raises NonFiniteOutput."""
-    return tuple(map(Image.fromarray, _to_bytes(pixels)))
+def to_images(pixels: Any, *, watched: bool = False) -> tuple[Image.Image, ...]:
+    """Turn `[n, height, width, 3]` floats from 0 to 1 into images.
+
+    Raises:
+        NonFiniteOutput: NaN or infinity is among them; not looked for where the decoder was
+            `watched`.
+    """
+    return tuple(map(Image.fromarray, _to_bytes(pixels, watched=watched)))
+
+
+def byte_frames(pipe: Any) -> VideoProcessor | None:
+    """Return the video processor of a pipeline, making bytes of frames where they are.
+
+    They are the bytes that :func:`to_videos` makes of floats, a quarter as many to move to the
+    host. None where the pipeline has no such processor, or checks the floats for what is unsafe.
+    """
+    processor = getattr(pipe, "video_processor", None)
+    plain = getattr(type(processor), "pt_to_numpy", None) is VideoProcessor.pt_to_numpy
+    if not plain or getattr(pipe, "safety_checker", None) is not None:
+        return None
+    own = copy.copy(processor)
+    put(own, "pt_to_numpy", _frame_bytes)
+    return own
+
+
+def _frame_bytes(frames: torch.Tensor) -> NDArray[np.uint8]:
+    count, channels, height, width = frames.shape
+    pixels = frames.new_empty((count, height, width, channels), dtype=torch.uint8)
+    for frame, made in zip(frames, pixels, strict=True):  # one by one, for floats take memory
+        made.copy_((frame.float() * 255).round_().permute(1, 2, 0))
+    found: NDArray[np.uint8] = pixels.cpu().numpy()
+    return found
 
 
 def to_videos(pixels: Any, fps: float) -> tuple[Video, ...]:
-    """Turn `[n, num_frames, height, width, 3]` floats from 0 to 1 into videos.
+    """Turn `[n, num_frames, height, width, 3]` bytes, or floats from 0 to 1, into videos.
 
     Raises:
         NonFiniteOutput: NaN or infinity is among them.
@@ -169,8 +203,11 @@ def output_warnings(
     return warnings
 
 
-def _to_bytes(pixels: Any) -> NDArray[np.uint8]:
-    if not np.isfinite(pixels).all():
+def _to_bytes(pixels: Any, *, watched: bool = False) -> NDArray[np.uint8]:
+    if pixels.dtype == np.uint8:
+        made: NDArray[np.uint8] = pixels
+        return made
+    if not watched and not np.isfinite(pixels).all():
         raise NonFiniteOutput(
             "the autoencoder gave NaN or infinity; another dtype (bfloat16 or float32) may help"
         )

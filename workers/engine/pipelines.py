@@ -21,6 +21,7 @@ from configs.parameters import (
     Parameters,
 )
 from workers.engine.arguments import Inputs, arguments_of, left_out
+from workers.engine.generation import byte_frames
 from workers.engine.schedulers import made_scheduler
 from workers.families import FRAME_COUNTS, family_of
 from workers.patches import put
@@ -254,14 +255,20 @@ class PipelineCopies:
         classes: Of the pipelines of each task.
     """
 
-    def __init__(self, pipe: Any, abilities: Abilities) -> None:
-        """Copy `pipe` and those that other tasks make of its parts."""
+    def __init__(self, pipe: Any, abilities: Abilities, *, frames_as_bytes: bool = False) -> None:
+        """Copy `pipe` and those that other tasks make of its parts.
+
+        With `frames_as_bytes` pipelines for videos give bytes where they would give floats.
+        """
         self._pipe = pipe
         self._abilities = abilities
         # Prompts, and negative ones above all, come again.
         self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
         self._pipes = task_pipelines(pipe)
         self.classes = {task: type(each) for task, each in self._pipes.items()}
+        pipes = self._pipes.items() if frames_as_bytes else ()
+        found = {task: byte_frames(each) for task, each in pipes}
+        self._frames = {task: each for task, each in found.items() if each is not None}
 
     def copy_for(self, parameters: Parameters, inputs: Inputs) -> Any:
         """Return a copy for one run.
@@ -304,6 +311,8 @@ class PipelineCopies:
         put(pipe, "scheduler", scheduler, over=True)
         # What it does for one pipeline alone would be done to all that share the parts.
         put(pipe, "maybe_free_model_hooks", _nothing)
+        if task in self._frames:
+            put(pipe, "video_processor", self._frames[task], over=True)
         return pipe
 
 

@@ -19,6 +19,7 @@ from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings
 from workers.devices.chunk import DeviceChunk, denoisers
 from workers.engine.arguments import Inputs, call_arguments
+from workers.engine.decoder import Decoder
 from workers.engine.generation import (
     Generation,
     Video,
@@ -134,6 +135,8 @@ class Runs:
 
     Attributes:
         pipelines: Makes the copy of the pipeline for each run.
+        decoder: Decodes for one of them at a time.
+        decoder_watched: Whether what it makes is looked at for NaN.
         current: The run of each thread, as `run`.
     """
 
@@ -146,13 +149,13 @@ class Runs:
 
         self.attach, self.around_call = hooks("attach"), hooks("around_call")
         self.steer, self.show, self.after_call = hooks("steer"), hooks("show"), hooks("after_call")
-        self.pipelines = PipelineCopies(pipe, abilities)
         self.current = threading.local()
         self.default_fps = abilities.default_fps or DEFAULT_FPS
         self.offloads = bool(getattr(pipe, "_all_hooks", ()))
-        self._vae = getattr(pipe, "vae", None)
-        self._vae_dtype = _dtype(self._vae)
-        watch_decoder(self._vae, self._after_decode)
+        vae = getattr(pipe, "vae", None)
+        self.decoder = Decoder(vae, self._on_tiles)
+        self.decoder_watched = watch_decoder(vae, self._after_decode)
+        self.pipelines = PipelineCopies(pipe, abilities, frames_as_bytes=self.decoder_watched)
         for denoiser in denoisers(pipe).values():
             denoiser.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
@@ -162,15 +165,17 @@ class Runs:
         run = Run(self, [slot], pipe)
         return run.generation(slot, run.call())
 
-    def restore_decoder(self) -> None:
-        """Undo the upcast of a pipeline that an error left in place (SDXL)."""
-        if self._vae is not None and _dtype(self._vae) != self._vae_dtype:
-            self._vae.to(dtype=self._vae_dtype)
-
     def _after_decode(self, finite: torch.Tensor) -> None:
         run: Run | None = getattr(self.current, "run", None)
         if run is not None:
             run.decoded_finite.append(finite)
+
+    def _on_tiles(self) -> None:
+        run: Run | None = getattr(self.current, "run", None)
+        for slot in () if run is None else run.slots:
+            slot.warnings.append(
+                "it was decoded in tiles, because the memory was too small; seams may show"
+            )
 
     def _before_forward(
         self, denoiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -271,10 +276,12 @@ class Run:
             return output
         except BaseException:
             if self.holds_turn:
-                runs.restore_decoder()
+                runs.decoder.undo_upcast()
             raise
         finally:
             del runs.current.run
+            if self.holds_turn:
+                runs.decoder.restore()
             if runs.offloads:
                 free_parts(pipe)
 
@@ -320,6 +327,12 @@ class Run:
         """End the denoising: what comes is decoded."""
         for hook in self.after_denoise:
             hook(self)
+        self.prepare_decoder(self._runs.decoder)
+
+    def prepare_decoder(self, decoder: Decoder) -> None:
+        """Get the autoencoder ready for what it is to decode."""
+        asked = self.slots[0].parameters
+        decoder.prepare(asked, asked.num_outputs_per_prompt)
 
     def at_boundary(self) -> None:
         """Between two steps, tell where the run is, and do what its requests want to be done."""
@@ -363,7 +376,7 @@ class Run:
         if parameters.makes_video:
             videos = to_videos(frames_in(output), parameters.fps or self._runs.default_fps)
         else:
-            images = to_images(images_in(output))
+            images = to_images(images_in(output), watched=self._runs.decoder_watched)
         for hook in self._runs.after_call:
             hook(self, slot, images[0] if images else Image.fromarray(videos[0].frames[0]))
         first = self._ended if self.encoded_at is None else self.encoded_at
@@ -384,9 +397,3 @@ class Run:
 
 def _overridden(feature: Feature) -> set[str]:
     return {name for kind in type(feature).__mro__[:-2] for name in vars(kind)}
-
-
-def _dtype(vae: Any) -> torch.dtype | None:
-    # `vae.dtype` walks through all parts each time.
-    first = None if vae is None else next(vae.parameters(), None)
-    return None if first is None else first.dtype

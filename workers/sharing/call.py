@@ -58,8 +58,9 @@ class BatchStats:
             those for which texts were made longer by themselves, under True.
     """
 
-    def __init__(self) -> None:
-        """Nothing is known: any number of rows is allowed."""
+    def __init__(self, reserved_bytes: Callable[[], int] = lambda: 0) -> None:
+        """Nothing is known: any number of rows is allowed that leaves the reserved memory free."""
+        self._reserved_bytes = reserved_bytes
         self.right: bool | None = None
         self.pads: bool | None = None
         self.shown: dict[bool, set[tuple[str, int]]] = {False: set(), True: set()}
@@ -164,7 +165,8 @@ class BatchStats:
         self._memory_at[rows] = self._forwards
         needed = peak_bytes / rows
         self._row_bytes = needed if self._row_bytes is None else min(self._row_bytes, needed)
-        self._fitting = int(_USABLE * free_bytes / max(self._row_bytes, 1.0))
+        usable = _USABLE * max(free_bytes - self._reserved_bytes(), 0)
+        self._fitting = int(usable / max(self._row_bytes, 1.0))
 
     def limit(self, rows: Sequence[int]) -> None:
         """Keep later forwards smaller than these requests together, for a while."""

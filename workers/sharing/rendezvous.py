@@ -95,10 +95,15 @@ _KINDS_KEPT = 1000
 
 
 class StatsByKind:
-    """Stats for each kind; once there are too many, all are learnt anew."""
+    """Stats for each kind; once there are too many, all are learnt anew.
+
+    Attributes:
+        reserved_bytes: Memory that merged forwards leave free.
+    """
 
     def __init__(self) -> None:
         """Nothing was learnt."""
+        self.reserved_bytes = 0
         self._stats: dict[Any, BatchStats] = {}
 
     def of(self, call: Call) -> BatchStats:
@@ -110,10 +115,13 @@ class StatsByKind:
         if stats is None:
             if len(self._stats) > _KINDS_KEPT:
                 self._stats.clear()
-            stats = self._stats[kind] = BatchStats()
+            stats = self._stats[kind] = self._new()
         if stats.pads is False:  # then each length is a kind of its own
-            return self._stats.setdefault((kind, call.layout.lengths), BatchStats())
+            return self._stats.setdefault((kind, call.layout.lengths), self._new())
         return stats
+
+    def _new(self) -> BatchStats:
+        return BatchStats(lambda: self.reserved_bytes)
 
 
 # What the denoisers are set to after a switch that failed; equal to no key.
@@ -181,6 +189,10 @@ class Rendezvous:
             with self._lock:
                 self._key = _UNKNOWN
                 self._pass_on()
+
+    def reserve(self, memory_bytes: int) -> None:
+        """Have merged forwards leave so much memory free, for what decodes meanwhile."""
+        self._stats.reserved_bytes = memory_bytes
 
     @property
     def histogram(self) -> dict[int, int]:

@@ -35,6 +35,7 @@ _INDEX: Final = "model_index.json"
 _LOOK_S: Final = 0.5
 _NOTE_EVERY_S: Final = 0.5
 _UNITS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_WAITING: Final = "waiting for the download by another process"
 _BUSY: Final = 429
 _SERVER_ERROR: Final = 500
 
@@ -267,5 +268,5 @@ def _of_other(opened: TextIO) -> tuple[str, int | None, int | None]:
     try:
         done, total = json.loads(opened.read())
     except ValueError:  # it has not begun, or is writing just now
-        return "waiting for the download by another process", None, None
-    return (f"waiting for the download by another process: {in_bytes(done, total)}", done, total)
+        return _WAITING, None, None
+    return _WAITING, done, total
