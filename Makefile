@@ -15,10 +15,10 @@ REPLICAS ?= 1,2
 RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format chaos soak bench sweep engine pictures clean
+.PHONY: help serve test lint format chaos soak bench sweep engine gpu-checks pictures clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
 	@echo
 	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml          the defaults'
 	@echo '  make serve MODEL=Qwen/Qwen-Image                           on all GPUs of this host'
@@ -55,6 +55,9 @@ sweep: $(VENV)/bench.stamp ## does another replica help: REPLICAS=1,2 of CONFIG,
 
 engine: $(VENV)/serve.stamp ## time the engine alone: one request, and several that share denoiser calls
 	@exec $(RUN) -m scripts.lab.engine_bench $(ARGS)
+
+gpu-checks: $(VENV)/dev.stamp ## what only a GPU can show, in one table of at most 8 minutes
+	@exec $(RUN) -m scripts.lab.gpu_checks $(ARGS)
 
 pictures: $(VENV)/serve.stamp ## draw with the bundled model: are the pictures right
 	@exec $(RUN) -m scripts.lab.check_tiny

@@ -234,12 +234,17 @@ FOREIGN: Final = (
     ),
     _refused(
         "engine_args",
-        "boundary_ratio flow_shift custom_pipeline_args worker_extension_cls scheduler_cls "
+        "boundary_ratio custom_pipeline_args worker_extension_cls "
         "diffusion_offload_config diffusion_attention_config diffusion_attention_backend "
         "diffusion_kv_cache_dtype diffusion_kv_cache_skip_steps diffusion_kv_cache_skip_layers "
         "diffusion_kv_mode kv_transfer_config compilation_config auxiliary_text_encoder "
         "hf_overrides moe_backend",
         "is not supported",
+    ),
+    _refused(
+        "engine_args",
+        "scheduler_cls",
+        "is not supported: it orders the requests of vLLM; a noise scheduler is named in scheduler",
     ),
     _refused("engine_args", "num_gpus", "is not supported; use parallel_config.world_size"),
     _refused("engine_args", "seed kv_cache_dtype", "is not supported in a stage, nor by vLLM-Omni"),

@@ -168,7 +168,8 @@ class Parameters:
         "Noise scheduler by class name; the model's own where none is given.",
         example="DDIMScheduler", stage_default=True)] = None
     lora: Annotated[tuple[Lora, ...], Parameter(
-        "Adapter by name, or a list of them, each with its weight; the model lists them.")] = ()
+        "Adapter by name, or a list of them, each with its weight; the model lists them.",
+        default="default_lora", stage_default=True)] = ()
     image: Annotated[tuple[str, ...], Parameter(
         "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a form. "
         "Width and height follow the first one where neither is given.",
@@ -273,7 +274,12 @@ class Abilities:
         frames_step: A video has one frame and a multiple of this many more.
         max_frames: Most frames of one video.
         default_fps: Frames in a second when the request names none; None for images.
+        scheduler_steps: The most steps of a whole run, of noise schedulers that have such a limit.
+        scheduler_settings: What a stage or the table of known settings says of the scheduler: its
+            `value`, the `saved` one of the model, and its `source`, as in `dtype_sources`.
         loras: Adapters a request may name.
+        default_lora: Those of requests that name none, with their scales; None where there are
+            none.
         preview: Whether it can show small pictures while it runs.
         known_as: The model of the table of known settings that it is; None where it is none.
         default_sources: The page that a default is from, where it is known for that model.
@@ -303,7 +309,10 @@ class Abilities:
     frames_step: int = 1
     max_frames: int | None = None
     default_fps: float | None = None
+    scheduler_steps: Mapping[str, int] = field(default_factory=dict)
+    scheduler_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     loras: tuple[str, ...] = ()
+    default_lora: tuple[Mapping[str, Any], ...] | None = None
     preview: bool = False
     known_as: str | None = None
     default_sources: Mapping[str, str] = field(default_factory=dict)
@@ -340,6 +349,7 @@ class Abilities:
                 "schedulers": tuple(data.get("schedulers", ())),
                 "full_run_schedulers": tuple(data.get("full_run_schedulers", ())),
                 "loras": tuple(data.get("loras", ())),
+                "default_lora": tuple(chosen) if (chosen := data.get("default_lora")) else None,
             }
         )
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from marshmallow import fields, validate
 
 from configs.fields import Flag, Number, OneOf, Text, Whole
+from configs.scheduler_fields import Scheduler, SchedulerSettings
 from configs.stage_fields import (
     ByPart,
     CacheOptions,
@@ -155,6 +156,7 @@ class EngineArgs:
         revision: Branch, tag or commit of a hub model.
         variant: Weight variant such as `fp16`.
         max_num_seqs: Requests that may share a denoising step of one replica.
+        scheduler: What is changed of the model's noise scheduler; None for nothing.
         parallel_config: Devices of one replica.
         pipeline: Memory, speed, adapters and warm-up.
     """
@@ -166,6 +168,7 @@ class EngineArgs:
     revision: Annotated[str | None, Text("main")] = None
     variant: Annotated[str | None, Text("fp16")] = None
     max_num_seqs: Annotated[int, Whole(1, 1024, "requests that may share a step")] = 1
+    scheduler: Annotated[SchedulerSettings | None, Scheduler()] = None
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from marshmallow import ValidationError, fields
 
-from configs.fields import OneOf, Text
+from configs.fields import Number, OneOf, Text
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z", re.ASCII)
 _FIX: Final = (
@@ -335,6 +335,35 @@ def _lora_name(name: Any) -> str:
             "or digit"
         )
     return name
+
+
+_CHOSEN_FIX: Final = "write a name, {name: ..., scale: 1.0}, or a list of such"
+_SCALE: Final = Number(-100, 100, "weight of the adapter")
+
+
+class ChosenLoras(fields.Field[list[dict[str, Any]]]):
+    """Adapters of each request: a name, a mapping with `name` and `scale`, or a list of them."""
+
+    def _deserialize(
+        self, value: Any, attr: str | None, data: Any, **_: Any
+    ) -> list[dict[str, Any]]:
+        entries = value if isinstance(value, list) else [value]
+        chosen = [self._chosen(entry) for entry in entries]
+        names = [each["name"] for each in chosen]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValidationError(f"names {twice!r} twice; give one scale for it")
+        return chosen
+
+    def _chosen(self, entry: Any) -> dict[str, Any]:
+        entry = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(entry, Mapping) or not {"name"} <= entry.keys() <= {"name", "scale"}:
+            raise ValidationError(f"is not an adapter; {_CHOSEN_FIX}")
+        try:
+            scale = _SCALE.deserialize(entry.get("scale", 1.0))
+        except ValidationError as error:
+            raise ValidationError(f"has a scale that {error.messages[0]}") from None
+        return {"name": _lora_name(entry["name"]), "scale": scale}
 
 
 def _lora_source(entry: Any) -> LoraSource:

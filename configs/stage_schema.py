@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
 from configs.fields import Number, OneOf, SectionSchema, Text, Whole, counted, readers
 from configs.parameters import PARAMETERS, Parameter
+from configs.scheduler_fields import SHIFTS, SchedulerSettings
 from configs.stage_config import (
     EngineArgs,
     ParallelConfig,
@@ -17,6 +19,7 @@ from configs.stage_config import (
     RuntimeConfig,
     StageConfig,
 )
+from configs.stage_fields import ChosenLoras
 
 DEGREES: Final = ("ulysses_degree", "ring_degree", "cfg_parallel_size")
 
@@ -190,6 +193,15 @@ class QuantizationSchema(SectionSchema):
         return Quantization(**{**data, "components": tuple(data.get("components", ()))})
 
 
+def _with_shift(settings: SchedulerSettings | None, shift: float) -> SchedulerSettings:
+    """The settings with vLLM-Omni's `flow_shift`, which says the same beside them."""
+    settings = settings or SchedulerSettings()
+    if settings.options.keys() & set(SHIFTS):
+        reason = "stands under scheduler too; keep one of the two"
+        raise ValidationError({"flow_shift": [reason]})
+    return replace(settings, options={**settings.options, "flow_shift": shift})
+
+
 class EngineArgsSchema(SectionSchema):
     """`engine_args`."""
 
@@ -200,6 +212,7 @@ class EngineArgsSchema(SectionSchema):
 
     parallel_config = fields.Nested(ParallelConfigSchema)
     quantization = fields.Nested(QuantizationSchema)
+    flow_shift = Number(0.01, 100, "shift of the noise")
 
     @validates_schema
     def _refuse_pairs(self, data: Mapping[str, Any], **_: Any) -> None:
@@ -214,6 +227,8 @@ class EngineArgsSchema(SectionSchema):
         if settings.get("cache_backend") == "none":
             del settings["cache_backend"]
         others = {name: value for name, value in data.items() if name not in names}
+        if "flow_shift" in others:
+            others["scheduler"] = _with_shift(others.get("scheduler"), others.pop("flow_shift"))
         return EngineArgs(**others, pipeline=PipelineSettings(**settings))
 
 
@@ -233,6 +248,8 @@ def sampling_field(parameter: Parameter) -> fields.Field[Any]:
         return Whole(int(low), int(high), parameter.unit)
     if parameter.type is float:
         return Number(low, high, parameter.unit)
+    if parameter.type is tuple:
+        return ChosenLoras()
     if parameter.words:
         return OneOf(*parameter.words)
     if parameter.limit:  # free text, which may be empty

@@ -14,8 +14,9 @@ from redis import Redis
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from configs.settings import Settings
+from configs.settings import REPOSITORY, Settings
 from routing.connection import connect
+from tests.e2e.service import Service, running_alone
 from tests.redis_server import RedisServer, find_redis_server, running_redis
 
 # One thread for torch, here and in what tests start: they run side by side, and where threads are
@@ -29,6 +30,16 @@ hypothesis.settings.register_profile(
     "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any speed")
+
+_FILM = """
+stages:
+  - stage_id: 0
+    stage_type: diffusion
+    runtime: {{devices: "0", num_replicas: 1}}
+    engine_args: {{model: {model}, served_model_name: film, device: cpu}}
+    default_sampling_params:
+      {{width: 64, height: 64, num_frames: 9, num_inference_steps: 3, fps: 12}}
+"""
 
 
 class ByFile(LoadScopeScheduling):
@@ -101,3 +112,48 @@ def redis_client(settings: Settings) -> Iterator[Redis]:
     if keys:
         client.delete(*keys)
     client.close()
+
+
+@pytest.fixture(scope="session")
+def service(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The bundled model on two replicas; a test that ends one starts it again."""
+    running = Service(redis_url, f"e2e-{secrets.token_hex(4)}:", tmp_path_factory.mktemp("service"))
+    try:
+        running.start("replica0", "replica1")
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def film(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A tiny LTX-Video with random weights on one replica."""
+    from scripts.lab.families import save_family  # it brings torch, which few tests need
+
+    folder = tmp_path_factory.mktemp("film")
+    model = save_family("ltx", folder / "model")
+    stage_file = folder / "film.yaml"
+    stage_file.write_text(_FILM.format(model=model))
+    running = Service(redis_url, f"film-{secrets.token_hex(4)}:", folder, stage_file)
+    try:
+        running.start("replica0")
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def roomy(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The bundled model on a replica of four at a time, with a sound adapter and a torn one."""
+    from safetensors.torch import load_file
+
+    from tests.engine.lora_files import save_lora_like
+
+    folder = tmp_path_factory.mktemp("roomy")
+    (folder / "loras").mkdir()
+    weights = load_file(REPOSITORY / "models/tiny/unet/diffusion_pytorch_model.safetensors")
+    save_lora_like(folder / "loras" / "style.safetensors", "unet", weights, 1)
+    (folder / "loras" / "torn.safetensors").write_bytes(b"no weights")
+    engine_args = {"max_num_seqs": 4, "lora_dir": str(folder / "loras")}
+    with running_alone(redis_url, folder, **engine_args) as service:
+        yield service

@@ -81,6 +81,9 @@ except ConfigurationError as refused:
 def become_replica(instance: Any, options: dict[str, Any], **_: Any) -> None:
     """Find out which replica this process is, and take its devices before torch is imported."""
     settings = load_settings()
+    for room in ("workers", "routing", "configs"):
+        # Celery's own would write two lines for each wake-up at this level.
+        logging.getLogger(room).setLevel(settings.log_level)
     try:
         stages = load_stages(settings.stage_configs_path)
         plan = _plan(settings, stages, options.get("queues"))

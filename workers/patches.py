@@ -36,8 +36,12 @@ Sharing of the denoiser.
   copies.py): rows of a call go to copies, or to groups of ranks.
 - The methods of PEFT and of attention (workers/sharing/denoisers.py): adapters and attention reach
   copies and ranks. Breaks: a change by another method than those named there.
-- `_resolve_parallel_config` (workers/devices/rank_group.py): diffusers' context parallel on devices
-  and meshes that it does not know. Breaks: another name; tests/engine/test_rank_groups.py fails.
+- `_resolve_parallel_config` (workers/devices/context_parallel.py): diffusers' context parallel on
+  devices and meshes that it does not know. Breaks: another name; tests/engine/test_rank_groups.py
+  fails.
+- `gather_size_by_comm` (workers/devices/context_parallel.py): sizes of the parts of ranks are asked
+  once for each kind of call, and not four times in each layer. Breaks: another name, with which
+  diffusers asks as before; tests/engine/test_ranks.py counts it.
 
 Weights and parts.
 - `in_float32`: weights of half precision are exchanged for a second run after one that gave NaN.
@@ -56,11 +60,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
+from diffusers.hooks.group_offloading import _is_group_offload_enabled
+from diffusers.models import attention_dispatch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.utils import BaseOutput
 from transformers import Qwen2VLProcessor
@@ -167,8 +173,13 @@ _LOWER = frozenset({torch.float16, torch.bfloat16})
 def can_rise(modules: Iterable[torch.nn.Module]) -> bool:
     """Tell whether there are weights below float32, all of them plain ones that can be changed.
 
-    Quantized weights, and weights that are fetched from elsewhere when they are needed, cannot.
+    Quantized weights, and weights that are fetched from elsewhere when they are needed, cannot. Of
+    the latter diffusers' group offload keeps copies in their own type, with which it overwrites
+    what was made of them (``ModuleGroup.cpu_param_dict``, version 0.42).
     """
+    modules = list(modules)
+    if any(_is_group_offload_enabled(module) for module in modules):
+        return False
     tensors = _tensors(modules)
     plain = all(
         type(tensor) in _PLAIN and type(tensor.data) is torch.Tensor and not tensor.is_meta
@@ -210,7 +221,6 @@ def hold_dtype(vae: torch.nn.Module) -> None:
     What it encodes comes back in the type of what it was given, which the denoiser then gets; what
     it decodes stays as precise as it is.
     """
-    own = next(vae.parameters()).dtype
     encode: Any = getattr(vae, "encode", None)
     decode: Any = getattr(vae, "decode", None)
     move: Any = vae.to
@@ -220,18 +230,28 @@ def hold_dtype(vae: torch.nn.Module) -> None:
         options.pop("dtype", None)
         return move(*kept, **options) if kept or options else vae
 
-    def encode_any(sample: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        encoded = encode(sample.to(own), *arguments, **options)
-        return encoded if sample.dtype == own else _as_dtype(encoded, sample.dtype)
+    def in_own(call: Any) -> Any:
+        @wraps(call)
+        def called(*arguments: Any, **options: Any) -> Any:
+            own = next(vae.parameters()).dtype  # float32 in a run that is made once more
+            named = {name: _as_dtype(value, own) for name, value in options.items()}
+            return call(*(_as_dtype(each, own) for each in arguments), **named)
 
-    def decode_any(latents: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        return decode(latents.to(own), *arguments, **options)
+        return called
+
+    def and_back(call: Any) -> Any:
+        @wraps(call)
+        def called(*arguments: Any, **options: Any) -> Any:
+            given = next(filter(torch.is_tensor, (*arguments, *options.values())))
+            return _as_dtype(call(*arguments, **options), given.dtype)
+
+        return called
 
     put(vae, "to", to)
     if encode is not None:
-        put(vae, "encode", encode_any)
+        put(vae, "encode", and_back(in_own(encode)))
     if decode is not None:
-        put(vae, "decode", decode_any)
+        put(vae, "decode", in_own(decode))
 
 
 def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
@@ -322,6 +342,18 @@ def share_by(module: torch.nn.Module, resolve: Callable[[Any], Any]) -> None:
         return whole
 
     put(module, "_resolve_parallel_config", resolved)
+
+
+def answer_part_sizes(answer: Callable[[int], list[int]]) -> None:
+    """Have `answer` tell diffusers' attention the sizes of all ranks' parts, by that of this one.
+
+    The whole process has one: it is a rank of one group that shares sequences.
+    """
+
+    def answered(size: int, group: Any) -> list[int]:
+        return answer(size)
+
+    put(attention_dispatch, "gather_size_by_comm", answered, over=True)
 
 
 def shared_group(config: Any) -> Any:

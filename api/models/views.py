@@ -161,6 +161,15 @@ class ModelObjectSchema(AnswerSchema):
     full_run_schedulers = texts(
         "Those of them that tasks with a `strength` refuse: they begin at the first step."
     )
+    scheduler_settings = fields.Dict(
+        keys=fields.String(),
+        values=fields.Dict(keys=fields.String()),
+        metadata=described(
+            "What differs from, or is said beside, the configuration of the model's own scheduler: "
+            "its `value`, the `saved` one, and the `source`: `stage`, or the address of the page "
+            "that says what suits the model."
+        ),
+    )
     loras = texts("Adapters to name in `lora`.")
     output_formats = texts(of=lambda shown: all_formats(shown.model.abilities))
     takes = nested(TakesSchema, _supported)

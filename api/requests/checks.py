@@ -114,7 +114,9 @@ def _defaults(task: str, model: ServedModel) -> dict[str, Any]:
             continue
         if parameter.default and task in (parameter.default_tasks or (task,)):
             own = getattr(abilities, parameter.default)
-            values[name] = staged.get(name) if own is None else own
+            value = staged.get(name) if own is None else own
+            if value is not None or parameter.nullable:
+                values[name] = value
         elif name in staged:
             values[name] = staged[name]
     return values
@@ -217,6 +219,8 @@ def _peculiar_errors(
         yield from _seed_errors(values)
     if values.get("scheduler") is not None:
         yield from _scheduler_errors(values["scheduler"], values["task"], model)
+    if model.abilities.scheduler_steps:
+        yield from _scheduler_steps_errors(values, model.abilities)
     if values.get("lora"):
         yield from _lora_errors(values["lora"], model)
     if values.get("output_compression") is not None and values["output_format"] not in _COMPRESSED:
@@ -264,6 +268,16 @@ def _scheduler_errors(name: str, task: str, model: ServedModel) -> Iterator[Fiel
             f"{name} must run from the first step and {task} of {model.name!r} starts later; "
             f"use {choices(abilities.schedulers_for(task))}",
         )
+
+
+def _scheduler_steps_errors(
+    values: Mapping[str, Any], abilities: Abilities
+) -> Iterator[FieldError]:
+    name = values.get("scheduler") or abilities.schedulers[0]
+    most, steps = abilities.scheduler_steps.get(name), values["num_inference_steps"]
+    if most is not None and steps > most:
+        reason = f"{shown(steps)} is more than the {most} steps that {name} has; use fewer"
+        yield FieldError("num_inference_steps", reason)
 
 
 def _lora_errors(loras: Iterable[Mapping[str, Any]], model: ServedModel) -> Iterator[FieldError]:

@@ -87,25 +87,54 @@ def _real_sd3() -> Any:
 
 
 def _overhead_flux() -> Any:
+    return _flux(
+        _ShortFlux,
+        channels=4,
+        text=32,
+        pooled=32,
+        vae_blocks=2,
+        num_layers=4,
+        num_single_layers=8,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        axes_dims_rope=(4, 4, 8),
+    )
+
+
+def _part_of_flux() -> Any:
+    """Blocks of FLUX.1 dev by its published configuration, about a quarter as many."""
+    return _flux(
+        diffusers.FluxPipeline,
+        channels=16,
+        text=4096,
+        pooled=768,
+        vae_blocks=4,
+        num_layers=5,
+        num_single_layers=10,
+        attention_head_dim=128,
+        num_attention_heads=24,
+        axes_dims_rope=(16, 56, 56),
+    )
+
+
+def _flux(
+    pipeline: Any, *, channels: int, text: int, pooled: int, vae_blocks: int, **options: Any
+) -> Any:
     tokenizer = _tokenizer()
-    return _ShortFlux(
+    return pipeline(
         transformer=diffusers.FluxTransformer2DModel(
             patch_size=1,
-            in_channels=16,
-            num_layers=4,
-            num_single_layers=8,
-            attention_head_dim=16,
-            num_attention_heads=4,
-            joint_attention_dim=32,
-            pooled_projection_dim=32,
-            axes_dims_rope=(4, 4, 8),
+            in_channels=4 * channels,
+            joint_attention_dim=text,
+            pooled_projection_dim=pooled,
             guidance_embeds=True,
+            **options,
         ),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=_vae(4, 2),
-        text_encoder=_clip(32),
+        vae=_vae(channels, vae_blocks),
+        text_encoder=_clip(pooled),
         tokenizer=tokenizer,
-        text_encoder_2=_t5(32),
+        text_encoder_2=_t5(text),
         tokenizer_2=tokenizer,
     )
 
@@ -219,6 +248,13 @@ MODELS = {
     "sd3": BenchModel(
         "the denoiser of Stable Diffusion 3 medium, 2 G parameters, 1024 pixels",
         _real_sd3,
+        1024,
+        8,
+        cuda=True,
+    ),
+    "flux_part": BenchModel(
+        "15 of the 57 blocks of FLUX.1 dev, 3.2 G parameters, 1024 pixels",
+        _part_of_flux,
         1024,
         8,
         cuda=True,

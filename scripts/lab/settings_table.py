@@ -17,11 +17,12 @@ took and why; `GET /v1/models` says from where each default is (`default_sources
 the page that each figure is from, is [configs/known_models.yaml](../configs/known_models.yaml);
 `python -m scripts.lab.models_table --settings` makes this table of it.
 
-*Guidance* is `guidance_scale`, or `true_cfg_scale` where it says *true*. *Shift* is
-what the models are published with; *types* is what `dtype: auto` gives these parts on a GPU.
-*Weights* are those of all parts, in 10^9 bytes, in bfloat16 but
-for the parts of other types: the memory that a replica needs without offloading, before that of its
-runs. **None of these was run here with its real weights.**
+*Guidance* is `guidance_scale`, or `true_cfg_scale` where it says *true*. *Shift* is given to the
+noise scheduler, whatever is saved with the model
+([how that is said](schedulers.md#the-scheduler-of-a-stage)); *types* is what `dtype: auto` gives
+these parts on a GPU. *Weights* are those of all parts, in 10^9 bytes, in bfloat16 but for the parts
+of other types: the memory that a replica needs without offloading, before that of its runs.
+**None of these was run here with its real weights.**
 
 | model | steps | guidance | size | frames | shift | types | weights, GB | memory | mind | sources |
 |---|---|---|---|---|---|---|---|---|---|---|

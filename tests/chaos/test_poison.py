@@ -50,7 +50,9 @@ def launcher(redis_binary: str, tmp_path: Path) -> Iterator[Launcher]:
 @pytest.mark.slow
 def test_two_poison_requests_fail_and_no_innocent_is_blamed(launcher: Launcher) -> None:
     prompt = "a red circle on a blue background"
-    poison_at = {INNOCENTS // 4, INNOCENTS // 2}
+    # In the short form in turn with an innocent, so that one replica has both at the same time.
+    first = INNOCENTS // 4
+    poison_at = {first, INNOCENTS // 2 if LONG_FORM else first + 1}
     innocents, poisons = [], []
     for number in range(INNOCENTS):
         if number in poison_at:
@@ -75,5 +77,6 @@ def test_two_poison_requests_fail_and_no_innocent_is_blamed(launcher: Launcher) 
         assert request["outputs"] == []
     outcomes = {launcher.ended(i)["status"] for i in innocents}
     assert outcomes == {"succeeded"}
+    launcher.wait_for("ended with signal 9 (killed); starting again in ")
     # Whoever shared the first crash was in one; from then on it ran alone, and in no other.
     assert max(launcher.crashes(i) for i in innocents) <= 1

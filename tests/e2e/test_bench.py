@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from PIL import Image
 
 from configs.settings import REPOSITORY
-from scripts.lab.families import save_family
 from tests.e2e.service import Service
 from tests.waiting import wait_until
 
@@ -148,38 +144,17 @@ def test_the_calls_of_other_clients_are_measured_too(
     assert len(list((tmp_path / "kept").iterdir())) == 4
 
 
-@pytest.fixture(scope="module")
-def videos(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A tiny text-to-video model on one replica."""
-    folder = tmp_path_factory.mktemp("videos")
-    stages = folder / "stages.yaml"
-    entry = {
-        "stage_id": 0,
-        "stage_type": "diffusion",
-        "runtime": {"devices": "0"},
-        "engine_args": {"model": str(save_family("latte", folder / "latte")), "device": "cpu"},
-        "default_sampling_params": {"width": 32, "height": 32, "num_frames": 16},
-    }
-    stages.write_text(yaml.safe_dump({"stages": [entry]}))
-    running = Service(redis_url, f"bench-{secrets.token_hex(4)}:", folder, stages)
-    try:
-        running.start("replica0")
-        yield running
-    finally:
-        running.stop()
-
-
 def film_ids(service: Service) -> set[str]:
     return {each["id"] for each in service.call("GET", "/v1/videos?limit=100").json["data"]}
 
 
 @pytest.mark.parametrize("backend", ["native", "vllm-omni", "v1/videos"])
 def test_videos_are_measured_by_every_way_to_ask_for_them(
-    videos: Service, tmp_path: Path, backend: str
+    film: Service, tmp_path: Path, backend: str
 ) -> None:
-    before = film_ids(videos)
+    before = film_ids(film)
     found = bench(
-        videos,
+        film,
         tmp_path,
         *(
             "--backend",
@@ -191,7 +166,7 @@ def test_videos_are_measured_by_every_way_to_ask_for_them(
             "--num-inference-steps",
             "2",
         ),
-        *("--width", "32", "--height", "32", "--num-frames", "16", "--fps", "8"),
+        *("--width", "64", "--height", "64", "--num-frames", "9", "--fps", "8"),
         *("--save-dir", str(tmp_path / "kept"), "--poll-interval", "0.2"),
     )
     assert (found["completed_requests"], found["task"]) == (2, "t2v")
@@ -200,7 +175,7 @@ def test_videos_are_measured_by_every_way_to_ask_for_them(
         assert path.read_bytes()[4:8] == b"ftyp"
     assert len(list((tmp_path / "kept").iterdir())) == 2
     if backend == "v1/videos":
-        assert film_ids(videos) == before, "its jobs are removed again"
+        assert film_ids(film) == before, "its jobs are removed again"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

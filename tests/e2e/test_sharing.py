@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from scripts.lab.tiny_model.picture_check import check_picture
 from scripts.lab.tiny_model.shapes import Spec
-from tests.e2e.service import Service, running_alone
+from tests.e2e.service import Service
 
 SPECS = (
     Spec("circle", "red", "blue", "large"),
@@ -17,19 +13,13 @@ SPECS = (
 )
 
 
-@pytest.fixture(scope="module")
-def roomy(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running_alone(redis_url, tmp_path_factory.mktemp("roomy"), max_num_seqs=4) as service:
-        yield service
-
-
 def prompt(spec: Spec) -> str:
     return f"a {spec.size} {spec.colour} {spec.shape} on a {spec.background} background"
 
 
 def test_requests_of_one_replica_share_calls_and_show_what_was_asked(roomy: Service) -> None:
     long = [
-        roomy.submit(prompt(spec), num_inference_steps=300 + 20 * index, seed=index)
+        roomy.submit(prompt(spec), num_inference_steps=120 + 10 * index, seed=index)
         for index, spec in enumerate(SPECS)
     ]
     alone = roomy.submit(prompt(SPECS[0]), num_inference_steps=20, seed=5, deterministic=True)
@@ -45,7 +35,7 @@ def test_requests_of_one_replica_share_calls_and_show_what_was_asked(roomy: Serv
 
 def test_one_that_is_canceled_leaves_its_neighbours_at_work(roomy: Service) -> None:
     doomed = roomy.submit(prompt(SPECS[1]), num_inference_steps=900, seed=1)
-    other = roomy.submit(prompt(SPECS[0]), num_inference_steps=300, seed=2)
+    other = roomy.submit(prompt(SPECS[0]), num_inference_steps=120, seed=2)
     roomy.at_step(doomed["id"], 1)
     roomy.at_step(other["id"], 1)
     assert roomy.call("POST", f"/v1/requests/{doomed['id']}/cancel").status == 202

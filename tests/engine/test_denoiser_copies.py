@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -175,6 +175,35 @@ def test_the_error_of_a_part_is_that_of_the_call_and_the_next_call_is_right(deno
     with pytest.raises(ValueError, match="poisoned"):
         denoiser(torch.tensor([[1.0], [200.0]]), torch.tensor(1.0))
     assert denoiser(torch.ones(2, 1), torch.tensor(1.0))[0].tolist() == [[3.0], [3.0]]
+
+
+class Tracked(torch.Tensor):
+    """Writes down when it goes to another device."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to:
+            cls.seen.append("moved")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_all_inputs_are_moved_before_any_part_begins(device_threads: list[DeviceThread]):
+    elsewhere = DeviceThread(torch.device("meta"))
+    made = ToyDenoiser()
+    spread_rows(made, [device_threads[0], elsewhere, elsewhere])
+
+    def begin(_: torch.Tensor) -> None:
+        Tracked.seen.append("began")
+        raise ValueError("far enough")  # nothing comes back from meta
+
+    for each in each_copy(made):
+        each.before = begin
+    with pytest.raises(ValueError, match="far enough"):
+        made(torch.ones(3, 2).as_subclass(Tracked), torch.tensor(1.0))
+    elsewhere.close()
+    assert Tracked.seen == ["moved"] * 2 + ["began"] * 3
 
 
 def test_a_denoiser_with_a_hook_inside_is_refused(device_threads: list[DeviceThread]):

@@ -13,13 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.recorder import Recorder
+from tests.engine.toy_denoiser import TIMEOUT_S, Requests
 from workers.engine.abilities import inspect_abilities
 from workers.engine.arguments import Inputs, call_arguments
 from workers.engine.engine import Engine
 from workers.engine.features.preview import Preview
 from workers.engine.loader import load_pipeline
 from workers.engine.steps import Pace
+from workers.sharing import shared_forward
 from workers.sharing.call import BatchStats, Call
+from workers.sharing.cost import ForwardCost
 from workers.sharing.rendezvous import Rendezvous
 from workers.sharing.shared_forward import run_group
 
@@ -178,6 +181,27 @@ def test_the_cost_of_a_forward_is_read_once_the_device_has_done_it():
     assert (first.waited, second.waited) == (0, 0)
     stats.wait()
     assert second.waited == 1
+
+
+def test_a_lone_request_waits_for_no_forward_and_several_wait_for_each(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch
+):
+    waited: list[ForwardCost] = []
+
+    class NotYet(ForwardCost):
+        """That of a forward which the device still works at."""
+
+        known = False
+
+        def wait(self) -> None:
+            waited.append(self)
+
+    monkeypatch.setattr(shared_forward, "ForwardCost", NotYet)
+    requests.start(calls=4).result(TIMEOUT_S)
+    assert not waited
+    for each in requests.meet(1.0, 2.0):
+        each.result(TIMEOUT_S)
+    assert waited
 
 
 def test_the_memory_of_a_size_is_looked_at_once_in_a_while():

@@ -16,8 +16,10 @@ from scripts.lab.family_trial import Watcher, pixels, small_inputs, small_reques
 from tests.engine.conftest import BUNDLED, plan
 from tests.engine.tiny_families import save_family
 from workers.engine.engine import Engine
-from workers.engine.loading.dtypes import RULE, STAGE, choose_dtypes
+from workers.engine.loader import load_pipeline
+from workers.engine.loading.dtypes import RULE, STAGE, Dtypes, choose_dtypes
 from workers.engine.loading.saved_parts import read_parts, weight_files
+from workers.patches import in_float32
 
 Saved = Mapping[str, tuple[str, torch.dtype]]
 
@@ -65,8 +67,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: request.param)
 
 
+def choice(folder: Path, dtype: Any = "auto", device: str = "cuda") -> Dtypes:
+    return choose_dtypes(EngineArgs(str(folder), dtype=dtype), read_parts(folder), device)
+
+
 def chosen(folder: Path, dtype: Any = "auto", device: str = "cuda") -> dict[str, str]:
-    return dict(choose_dtypes(EngineArgs(str(folder), dtype=dtype), device).types)
+    return dict(choice(folder, dtype, device).types)
 
 
 @pytest.mark.parametrize("gpu", [(9, 0), (7, 5)], indirect=True)
@@ -112,7 +118,7 @@ def test_what_a_gpu_gets(
 @pytest.mark.parametrize("gpu", [(9, 0), (7, 5)], indirect=True)
 def test_what_is_known_of_a_part_stands_on_every_gpu(gpu: None, tmp_path: Path):
     folder = saved(tmp_path / "Sana_1600M_1024px_diffusers", "SanaPipeline", SANA)
-    found = choose_dtypes(EngineArgs(str(folder)), "cuda")
+    found = choice(folder)
     assert found.types == {
         "default": "float16",
         "transformer": "float16",
@@ -128,14 +134,15 @@ def test_what_is_known_of_a_part_stands_on_every_gpu(gpu: None, tmp_path: Path):
 def test_the_stage_comes_first(gpu: None, tmp_path: Path):
     folder = saved(tmp_path / "wan", "WanPipeline", WAN)
     assert set(chosen(folder, "float16").values()) == {"float16"}
-    named = choose_dtypes(EngineArgs(str(folder), dtype={"vae": "bfloat16"}), "cuda")
+    named = choice(folder, {"vae": "bfloat16"})
     assert (named.types["vae"], named.types["default"]) == ("bfloat16", "bfloat16")
     assert (named.sources["vae"], named.sources["default"]) == (STAGE, RULE)
     assert chosen(folder, {"default": "bfloat16"}) == {"default": "bfloat16"}
     mixed = chosen(folder, {"default": "float16", "vae": "auto"})
     assert (mixed["default"], mixed["vae"]) == ("float16", "float32")
     # What the others get follows the denoiser, to whose type they hand what they make.
-    assert chosen(folder, {"transformer": "float16"})["default"] == "float16"
+    for word in ("float16", "float32"):
+        assert chosen(folder, {"transformer": word})["default"] == word
     with pytest.raises(ModelLoadFailed, match=r"dtype\.vea: the model has no such part; use defau"):
         chosen(folder, {"vea": "float32"})
 
@@ -165,6 +172,19 @@ def test_the_bundled_model_is_read_without_its_weights():
     pipe = Engine.load(plan()).pipe
     for name, part in parts.items():
         assert part.numbers["F16"] == sum(each.numel() for each in getattr(pipe, name).parameters())
+
+
+def test_an_autoencoder_of_another_half_precision_can_rise_with_the_rest(tmp_path: Path):
+    folder = save_family("sana", tmp_path)
+    pipe = load_pipeline(plan(folder, dtype={"default": "float16", "vae": "bfloat16"}))
+    latents = torch.zeros(1, pipe.vae.config.latent_channels, 1, 1, dtype=torch.float16)
+    with torch.inference_mode():
+        assert pipe.vae.decode(latents).sample.dtype == torch.bfloat16
+        with in_float32([pipe.vae]):
+            assert pipe.vae.decode(latents.float()).sample.dtype == torch.float32
+        picture = torch.zeros(1, 3, 64, 64, dtype=torch.float16)
+        assert pipe.vae.encode(picture).latent.dtype == torch.float16
+    assert pipe.vae.to(torch.float32).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])

@@ -49,6 +49,9 @@ def test_a_known_model_is_served_with_its_settings(turbo: Path, caplog: pytest.L
     assert (abilities.default_width, abilities.default_height) == (1024, 1024)
     assert abilities.known_as == "Z-Image-Turbo"
     assert set(abilities.default_sources) == set(TURBO.sampling)
+    shift = abilities.scheduler_settings["shift"]
+    assert shift["value"] == TURBO.figure("shift") == 3.0
+    assert shift["source"].startswith("https://")
     lines = [record.getMessage() for record in caplog.records if "settings of" in record.message]
     assert len(lines) == 1
     for said in ("Z-Image-Turbo", "num_inference_steps 9", "guidance_scale 0", "https://"):

@@ -18,8 +18,7 @@ from tests.engine.rank_hooks import Unmovable, refuse_any
 from tests.engine.test_denoiser_copies import latents, plan_of_two
 from tests.engine.test_ranks import ranks
 from tests.waiting import wait_until
-from workers.devices import rank_processes
-from workers.devices import ranks as ranks_module
+from workers.devices import rank_processes, rank_start
 from workers.devices.chunk import DeviceChunk
 from workers.devices.rank_messages import READY, MethodCall, Start, pack
 from workers.devices.rank_processes import RankProcesses
@@ -138,7 +137,7 @@ def test_a_rank_that_cannot_start_or_meet_the_others_is_told_with_the_cause(
         parallel = replace(args.parallel_config, **changed.get("args", {}))
         return Start(**{**given, **changed, "args": replace(args, parallel_config=parallel)})
 
-    monkeypatch.setattr(ranks_module, "Start", start)
+    monkeypatch.setattr(rank_start, "Start", start)
     with pytest.raises(ModelLoadFailed, match=f"rank 1 of 2 .*{cause}"):
         DeviceChunk.open(pipe, plan)
     assert ranks() == []

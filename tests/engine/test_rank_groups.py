@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 
@@ -63,7 +64,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_four(folder: Path) -> Iterator[Engine]:
-    engine = Engine.load(plan_of_four(folder))
+    read, beside = diffusers.DiffusionPipeline.from_pretrained, list[int]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        beside.append(len(ranks()))
+        return read(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diffusers.DiffusionPipeline, "from_pretrained", noted)
+        engine = Engine.load(plan_of_four(folder))
+    assert beside == [3]  # they load while rank 0 does
     patient(engine.rendezvous)
     yield engine
     engine.close()

@@ -122,6 +122,43 @@ def test_sequences_that_do_not_divide_are_shared_too(shared: Any):
     assert same(latents(pipe, size=48), alone)
 
 
+@pytest.fixture
+def sizes_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes that rank 0 told the others so that it learns theirs, which its host waits for."""
+    asked: list[int] = []
+    gather = torch.distributed.all_gather
+
+    def counted(into: list[torch.Tensor], part: torch.Tensor, **options: Any) -> Any:
+        if part.dtype == torch.int64:
+            asked.append(int(part))
+        return gather(into, part, **options)
+
+    monkeypatch.setattr(torch.distributed, "all_gather", counted)
+    return asked
+
+
+def test_ranks_ask_each_other_for_sizes_once_for_each_kind_of_call(
+    shared: Any, sizes_asked: list[int]
+):
+    pipe, (alone, *_), _ = shared
+    assert same(latents(pipe), alone)
+    assert sizes_asked == []  # its lengths divide
+    odd = latents(pipe, size=80)
+    once = len(sizes_asked)
+    layers = len(
+        [*pipe.transformer.transformer_blocks, *pipe.transformer.single_transformer_blocks]
+    )
+    assert once == 4 * layers + 1  # of one step out of several
+    assert torch.equal(latents(pipe, size=80), odd)
+    assert len(sizes_asked) == once
+    wrong = {"hidden_states": torch.ones(1, 4, 3), "encoder_hidden_states": torch.ones(1, 4, 3)}
+    places = {"img_ids": torch.ones(4, 3), "txt_ids": torch.ones(4, 3)}
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        pipe.transformer(timestep=torch.ones(1), **wrong, **places)
+    assert torch.equal(latents(pipe, size=80), odd)
+    assert len(sizes_asked) == 2 * once
+
+
 def test_an_error_in_all_ranks_is_that_of_the_call_and_the_next_call_is_right(shared: Any):
     pipe, (alone, _, _), _ = shared
     with pytest.raises(ValueError, match="Expected 1 arguments but got 0"):

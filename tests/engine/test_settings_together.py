@@ -22,7 +22,7 @@ from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
 from workers.engine.loading.settings import compile_blocks, offload_layers, offload_parts
-from workers.patches import keep_forward
+from workers.patches import can_rise, keep_forward
 
 CPU = torch.device("cpu")
 PROMPTS = ("a star", "a red circle", "blue", "a heart on a white ground")
@@ -77,6 +77,11 @@ def test_threads_share_a_denoiser_whose_layers_come_and_go(tmp_path: Path, name:
     save_family(name, tmp_path)
     plain = load_pipeline(plan(tmp_path))
     expected = Engine(plain, inspect_abilities(plain, {}))
+    pipe = load_pipeline(plan(tmp_path, dtype="bfloat16"))
+    assert can_rise([pipe.vae])
+    offload_layers(pipe, CPU)
+    # It would overwrite float32 with its copies.
+    assert not can_rise([pipe.components["transformer" if name == "flux" else "unet"], pipe.vae])
     pipe = load_pipeline(plan(tmp_path))
     offload_layers(pipe, CPU)
     abilities = inspect_abilities(pipe, {"width": 64, "height": 64})

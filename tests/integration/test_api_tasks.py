@@ -219,3 +219,33 @@ def test_a_stage_s_scheduler_that_a_task_refuses_gives_way_to_the_model_s_own(ap
     for task in ("image-to-image", "inpaint"):
         given = {"task": task, "width": 64, "height": 64}
         assert "scheduler" not in complete(given, model, settings)
+
+
+def test_the_adapters_and_the_scheduler_of_a_stage_are_those_of_its_requests(api: Api) -> None:
+    lightning = {"name": "lightning", "scale": 0.5}
+    said = {"flow_shift": {"value": 8.0, "saved": 3.0, "source": "https://github.com/Wan-Video"}}
+    fast = replace(
+        EDITING,
+        schedulers=("LCMScheduler",),
+        scheduler_steps={"LCMScheduler": 50},
+        scheduler_settings=said,
+        loras=("lightning", "style"),
+        default_lora=(lightning,),
+        guidance_scale=False,
+    )
+    api.replica().load(fast)
+    assert api.submitted()["parameters"]["lora"] == [lightning]
+    assert api.submitted(lora=None)["parameters"]["lora"] == [lightning]
+    assert api.submitted(lora=[])["parameters"]["lora"] == []
+    other = {"name": "style", "scale": 1.0}
+    assert api.submitted(lora=other)["parameters"]["lora"] == [other]
+    model = body_of(api.get("/v1/models"))["data"][0]
+    assert model["defaults"]["lora"] == [lightning]
+    assert model["scheduler_settings"] == said
+    wrong = wrong_fields(api.submit(num_inference_steps=51))
+    assert wrong == {
+        "num_inference_steps": "51 is more than the 50 steps that LCMScheduler has; use fewer"
+    }
+    for scale in (0, 1):  # nothing is asked for
+        assert api.submitted(guidance_scale=scale, num_inference_steps=50)
+    assert set(wrong_fields(api.submit(guidance_scale=2))) == {"guidance_scale"}

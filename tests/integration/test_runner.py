@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from configs.errors import GenerationFailed
+from configs.errors import DeviceLost, GenerationFailed
 from routing.outputs import OutputStore
 from routing.request import Priority, Request, Status
 from tests.integration.routing_world import World, parameters
@@ -87,6 +88,16 @@ def _runner(world: World, engine: Any = NO_ENGINE) -> Runner:
     )
 
 
+@pytest.fixture
+def painting(world: World) -> Iterator[tuple[Runner, SlowStore]]:
+    """A runner whose store writes nothing before it is opened."""
+    runner, store = _runner(world, Painter()), SlowStore(world.settings.outputs_url)
+    runner.writer = OutputWriter(store, metadata=False)
+    yield runner, store
+    store.open.set()
+    runner.finish_storing()  # else its thread would keep this process
+
+
 def test_a_claim_whose_answer_got_lost_is_handed_back(world: World) -> None:
     runner = _runner(world)
     request = world.submit()
@@ -147,11 +158,9 @@ def test_input_images_are_decoded_before_the_engine_gets_them(world: World) -> N
 
 
 def test_the_next_request_runs_while_the_last_is_stored_and_no_more_than_may_wait(
-    world: World,
+    world: World, painting: tuple[Runner, SlowStore]
 ) -> None:
-    runner = _runner(world, Painter())
-    store = SlowStore(world.settings.outputs_url)
-    runner.writer = OutputWriter(store, metadata=False)
+    runner, store = painting
     first, second, third = (world.submit() for _ in range(3))
     assert runner.run_next() == first.id
     assert runner.has_room()
@@ -178,15 +187,36 @@ def test_the_next_request_runs_while_the_last_is_stored_and_no_more_than_may_wai
         assert each.outputs[0].bytes == len(store.read(each.outputs[0].name))
     with pytest.raises(FileNotFoundError):
         store.read(f"{second.id}/1-0.png")
+    late = world.submit()
+    assert runner.run_next() == late.id
+    assert world.get(late.id).status is Status.SUCCEEDED
+
+
+def test_who_loses_the_device_is_to_blame_and_what_is_being_stored_is_not(
+    world: World, painting: tuple[Runner, SlowStore]
+) -> None:
+    class Lost(Painter):
+        def generate(self, _parameters: Any, _progress: Any, _inputs: Any) -> Generation:
+            raise DeviceLost("the device no longer answers")
+
+    runner, store = painting
+    stored, lost = world.submit(), world.submit()
+    assert runner.run_next() == stored.id
+    runner.engine = Lost()  # type: ignore[assignment]
+    assert runner.run_next() == lost.id
+    record = world.get(lost.id)
+    assert (record.status, record.crashes) == (Status.QUEUED, 1)
+    store.open.set()
+    runner.finish_storing()
+    record = world.get(stored.id)
+    assert (record.status, record.crashes) == (Status.SUCCEEDED, 0)
 
 
 def test_what_cannot_be_stored_fails_and_what_a_dead_replica_had_not_stored_runs_again(
-    world: World,
+    world: World, painting: tuple[Runner, SlowStore]
 ) -> None:
     world.start("replica1")
-    runner = _runner(world, Painter())
-    store = SlowStore(world.settings.outputs_url)
-    runner.writer = OutputWriter(store, metadata=False)
+    runner, store = painting
 
     def submit() -> Request:
         while (request := world.submit()).replica != "replica0":

@@ -116,7 +116,7 @@ def test_only_the_deploy_dialect_has_templates(tmp_path: Path) -> None:
         ({"parallel_config": {"ring": 2}}, "stages[0].parallel_config.ring", "mean ring_degree?"),
         ({"runtime": {"max_num_seqs": 2}}, "stages[0].runtime.max_num_seqs", "in the stage itself"),
         ({"qqq": 2}, "stages[0].qqq", "is an unknown key; remove it (allowed: "),
-        ({"flow_shift": 5.0}, "stages[0].flow_shift", "5.0 is not supported"),
+        ({"boundary_ratio": 0.8}, "stages[0].boundary_ratio", "0.8 is not supported"),
         (
             {"use_hsdp": True},
             "stages[0].use_hsdp",

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigurationError
+from configs.scheduler_fields import SchedulerSettings
 from configs.stage_config import PipelineSettings, Quantization
 from configs.stage_fields import LoraSource, WarmupShape
 from tests.unit.stage_files import changed, load, refusal, sole, stage
@@ -215,3 +216,49 @@ def test_any_value_is_taken_or_refused_by_path(tmp_path: Path, key: str, value: 
     else:
         return
     assert all(param.startswith("stages[0]") for param in params)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"scheduler": "LCMScheduler"}, SchedulerSettings("LCMScheduler")),
+        (
+            {"scheduler": {"class": "EulerDiscreteScheduler", "timestep_spacing": "trailing"}},
+            SchedulerSettings("EulerDiscreteScheduler", {"timestep_spacing": "trailing"}),
+        ),
+        (
+            {"scheduler": {"sigmas": [1, 0.5], "shift": 3}},
+            SchedulerSettings(None, {"shift": 3.0}, (1.0, 0.5)),
+        ),
+        ({"flow_shift": 5.0}, SchedulerSettings(None, {"flow_shift": 5.0})),
+        (
+            {"flow_shift": 5.0, "scheduler": "UniPCMultistepScheduler"},
+            SchedulerSettings("UniPCMultistepScheduler", {"flow_shift": 5.0}),
+        ),
+        ({}, None),
+    ],
+)
+def test_the_scheduler_of_a_stage_is_read(
+    tmp_path: Path, written: dict[str, Any], read: SchedulerSettings | None
+) -> None:
+    (found,) = load(tmp_path, {"stages": [stage(engine_args=written)]})
+    assert found.engine_args.scheduler == read
+    deploy = {"stages": [{"stage_id": 0, "model": "org/model", "devices": 0, **written}]}
+    assert load(tmp_path, deploy)[0].engine_args.scheduler == read
+
+
+def test_a_shift_is_said_once(tmp_path: Path) -> None:
+    twice = {"flow_shift": 5.0, "scheduler": {"shift": 3.0}}
+    path, message = sole(refusal(tmp_path, {"stages": [stage(engine_args=twice)]}))
+    assert path == "stages[0].engine_args.flow_shift"
+    assert "stands under scheduler too; keep one of the two" in message
+    both = changed("engine_args.scheduler", {"shift": 3.0, "flow_shift": 3.0})
+    assert "says the same as shift" in sole(refusal(tmp_path, both))[1]
+
+
+@pytest.mark.parametrize(
+    "written", ["fast", {"name": "fast"}, [{"name": "fast", "scale": 1}], ["fast"]]
+)
+def test_the_adapters_of_each_request_are_read(tmp_path: Path, written: Any) -> None:
+    (found,) = load(tmp_path, changed("default_sampling_params.lora", written))
+    assert found.default_sampling_params["lora"] == [{"name": "fast", "scale": 1.0}]

@@ -16,10 +16,11 @@ import torch
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import ParallelConfig, ReplicaPlan
+from workers.devices.context_parallel import refusal
 from workers.devices.copies import DeviceThread, open_device_threads, spread_rows
-from workers.devices.rank_group import refusal
+from workers.devices.rank_start import LoadingRanks
 from workers.devices.ranks import Ranks
-from workers.devices.weights import DENOISERS
+from workers.devices.weights import DENOISERS, weight_dtype
 from workers.failures import short_cause
 from workers.families import manners_of
 
@@ -47,8 +48,10 @@ class DeviceChunk:
         self.ranks = ranks
 
     @classmethod
-    def open(cls, pipe: Any, plan: ReplicaPlan) -> Self:
+    def open(cls, pipe: Any, plan: ReplicaPlan, loading: LoadingRanks | None = None) -> Self:
         """Have all devices of `plan` work for the denoisers of `pipe`, which is on the first.
+
+        `loading` are its other ranks, where :func:`begin_ranks` has started them.
 
         Raises:
             ModelLoadFailed: The model cannot use them in the way that the stage asks for.
@@ -64,7 +67,7 @@ class DeviceChunk:
                 for device_thread in device_threads[1:]:  # each a process of its own
                     device_thread.close()
                 ranks = Ranks.start(
-                    replace(args, parallel_config=parallel), found, device_threads[0]
+                    replace(args, parallel_config=parallel), found, device_threads[0], loading
                 )
                 return cls(device_threads[:1], ranks)
             for module in found.values():
@@ -102,6 +105,29 @@ class DeviceChunk:
             self.ranks.close()
         for device_thread in self._device_threads:
             device_thread.close()
+
+
+def begin_ranks(
+    plan: ReplicaPlan, kinds: Mapping[str, str], device: str, make: Callable[[str], Any]
+) -> LoadingRanks | None:
+    """Start the other ranks, to load while rank 0 does; None where there will be none.
+
+    `kinds` has the class of each denoiser; `device` is `cpu` or `cuda`. Where the stage leaves the
+    way to the model, `make` returns a denoiser without weights by its name.
+
+    Raises:
+        ModelLoadFailed: The denoisers cannot work in the way that the stage asks for.
+    """
+    args = plan.stage.engine_args
+    parallel = args.parallel_config
+    if len(plan.devices) == 1 or not kinds:
+        return None
+    if parallel.way == "auto":
+        parallel = choose(parallel, {name: make(name) for name in kinds})
+    if parallel.way != "context":
+        return None
+    described = {name: (kind, weight_dtype(args, device, name)) for name, kind in kinds.items()}
+    return LoadingRanks.start(replace(args, parallel_config=parallel), described, device)
 
 
 def choose(parallel: ParallelConfig, found: Mapping[str, Any]) -> ParallelConfig:

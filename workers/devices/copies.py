@@ -201,11 +201,15 @@ def spread_rows(module: torch.nn.Module, device_threads: Sequence[DeviceThread])
     home = device_threads[0].device
 
     def run_part(forward: Callable[..., Any], part: Arguments, device: torch.device) -> Any:
-        moved = {name: _moved(value, home, device) for name, value in part.items()}
-        return _moved(forward(**moved), device, home)
+        return _moved(forward(**part), device, home)
 
     def run_parts(arguments: Arguments, rows: int, split: Sequence[range]) -> list[Any]:
-        parts = [choose_rows(arguments, chosen, rows) for chosen in split]
+        # All before any begins: the device they are copied from would do it after its own part,
+        # whose kernels stand in the same stream.
+        parts = [
+            _moved(choose_rows(arguments, chosen, rows), home, device_thread.device)
+            for device_thread, chosen in zip(device_threads, split, strict=False)
+        ]
         running = [
             device_thread.submit(run_part, forward, part, device_thread.device)
             for device_thread, forward, part in zip(device_threads, forwards, parts, strict=False)

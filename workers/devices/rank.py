@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workers.devices.context_parallel import PartSizes
 from workers.devices.rank_group import meet, rank_groups
 from workers.devices.rank_messages import (
     END,
@@ -47,7 +48,12 @@ class RankCalls:
     """The calls of one rank, as rank 0 tells it of them."""
 
     def __init__(
-        self, start: Start, device: torch.device, denoisers: Mapping[str, Any], pipe: Connection
+        self,
+        start: Start,
+        device: torch.device,
+        denoisers: Mapping[str, Any],
+        pipe: Connection,
+        sizes: PartSizes,
     ) -> None:
         """Run nothing yet."""
         groups = rank_groups(start.args.parallel_config)
@@ -56,6 +62,7 @@ class RankCalls:
         self._device = device
         self._denoisers = denoisers
         self._pipe = pipe
+        self._sizes = sizes
         # Of the last call, until rank 0 takes it.
         self._output: list[torch.Tensor] = []
 
@@ -86,8 +93,9 @@ class RankCalls:
         self._output = []
 
     def settle(self) -> None:
-        """Say that no call is going on here."""
+        """Say that no call is going on here, after one that failed in this group."""
         self._output = []
+        self._sizes.forget()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()  # too little memory is why most calls fail
@@ -137,7 +145,8 @@ class Rank:
         self._device = torch.device(start.kind, start.rank) if start.kind == "cuda" else _CPU
         self._denoisers: dict[str, Any] = {}
         self._float32 = ExitStack()
-        self._calls = RankCalls(start, self._device, self._denoisers, pipe)
+        self._sizes = PartSizes()
+        self._calls = RankCalls(start, self._device, self._denoisers, pipe, self._sizes)
         if start.kind == "cuda":
             torch.cuda.set_device(self._device)
         else:
@@ -148,13 +157,14 @@ class Rank:
     def load(self) -> None:
         """Load the denoisers onto the device, as rank 0 has them."""
         start = self._start
-        for name, module in load_denoisers(start.args, start.denoisers, start.kind).items():
+        for name, module in load_denoisers(start.args, start.denoisers, self._device).items():
             self._denoisers[name] = module.to(self._device)
 
     def join(self) -> None:
         """Meet the other ranks; all do this at the same time."""
         start = self._start
-        meet(start.rank, start.args.parallel_config, start.port, self._denoisers)
+        parallel = start.args.parallel_config
+        meet(start.rank, parallel, start.port, self._denoisers, self._sizes)
 
     def leave(self) -> None:
         """Leave the other ranks, which do so at the same time."""

@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import EngineArgs
-from workers.devices.copies import DeviceThread, chunk_cores, split_calls
-from workers.devices.rank_group import meet, open_store, rank_groups
+from workers.devices.call_memory import CallMemory
+from workers.devices.context_parallel import PartSizes
+from workers.devices.copies import DeviceThread, split_calls
+from workers.devices.rank_group import meet, rank_groups
 from workers.devices.rank_messages import (
     JOIN,
-    LOADED,
     READY,
     SEND_OUTPUT,
     TO_FLOAT32,
@@ -24,12 +25,12 @@ from workers.devices.rank_messages import (
     Forward,
     ForwardDone,
     MethodCall,
-    Start,
     as_bytes,
     pack,
     unpack,
 )
 from workers.devices.rank_processes import RankProcesses
+from workers.devices.rank_start import LoadingRanks
 from workers.devices.weights import weight_dtype
 from workers.failures import short_cause
 from workers.sharing.denoisers import repeat_changes
@@ -42,13 +43,20 @@ class Rank0Calls:
     """The calls of one replica; one at a time, in the thread of its first device."""
 
     def __init__(
-        self, processes: RankProcesses, groups: Sequence[range], device: torch.device
+        self,
+        processes: RankProcesses,
+        groups: Sequence[range],
+        device: torch.device,
+        sizes: PartSizes,
+        memory: CallMemory,
     ) -> None:
         """Run nothing yet; the first of `groups` begins with rank 0."""
         self.processes = processes
         self._own = groups[0][1:]
         self._others = groups[1:]
         self._device = device
+        self._sizes = sizes
+        self._memory = memory
 
     def run(
         self,
@@ -62,18 +70,25 @@ class Rank0Calls:
         """Run a call with the other ranks; returns what each group made of its rows.
 
         Without `split` the first group runs it whole.
+
+        Raises:
+            torch.OutOfMemoryError: It cannot fit into rank 0; no other rank has heard of it.
         """
         self.processes.check()
         packed, tensors = pack((args, kwargs), self._device)
         sent = as_bytes(tensors)
+        weight = tuple(len(each) for each in sent)
+        self._memory.check(name, weight)
         own = choose_rows(kwargs, split[0], rows) if split else kwargs
         others = self._others[: max(len(split) - 1, 0)]
         try:
             self.processes.tell(Forward(name, packed, rows, tuple(split)))
             for each in sent:
                 dist.broadcast(each, src=0)
-            output = forward(*args, **own)
+            with self._memory.learn(name, weight):
+                output = forward(*args, **own)
         except BaseException as error:
+            self._sizes.forget()
             self.processes.undo(self._own, short_cause(error))
             self._ended(others)
             raise
@@ -122,32 +137,51 @@ class Ranks:
     """
 
     def __init__(
-        self, args: EngineArgs, denoisers: Mapping[str, Any], device_thread: DeviceThread
+        self,
+        args: EngineArgs,
+        denoisers: Mapping[str, Any],
+        device_thread: DeviceThread,
+        loading: LoadingRanks,
     ) -> None:
-        """Start nothing yet."""
+        """Bring nothing together yet."""
         self._args = args
         self._denoisers = denoisers
         self._device_thread = device_thread
         self._device: torch.device = next(iter(denoisers.values())).device
         self._world_size = args.parallel_config.world_size
         parallel = args.parallel_config
-        self.processes = RankProcesses(args.model, self._world_size, parallel.collective_timeout_s)
-        self._calls = Rank0Calls(self.processes, rank_groups(parallel), self._device)
+        self.processes = loading.processes
+        self._loading = loading
+        self._sizes = PartSizes()
+        self._calls = Rank0Calls(
+            self.processes,
+            rank_groups(parallel),
+            self._device,
+            self._sizes,
+            CallMemory(self._device),
+        )
         self._lock = threading.Lock()
         self._joined = False
 
     @classmethod
     def start(
-        cls, args: EngineArgs, denoisers: Mapping[str, Any], device_thread: DeviceThread
+        cls,
+        args: EngineArgs,
+        denoisers: Mapping[str, Any],
+        device_thread: DeviceThread,
+        loading: LoadingRanks | None = None,
     ) -> "Ranks":
-        """Start the ranks and have them share each call of the denoisers from here on.
+        """Have the ranks share each call of the denoisers from here on; starts those not `loading`.
 
-        The process ends its ranks when the thread that calls this ends.
+        The process ends its ranks when the thread that starts them ends.
 
         Raises:
             ModelLoadFailed: One could not start; none is left.
         """
-        ranks = cls(args, denoisers, device_thread)
+        if loading is None:
+            kind = next(iter(denoisers.values())).device.type
+            loading = LoadingRanks.start(args, _described(args, denoisers, kind), kind)
+        ranks = cls(args, denoisers, device_thread, loading)
         try:
             ranks._open()
         except ModelLoadFailed:
@@ -195,34 +229,10 @@ class Ranks:
         self.processes.close()
 
     def _open(self) -> None:
-        store = open_store(self._world_size)
-        cores = chunk_cores(self._world_size)
-        quantized = self._args.pipeline.quantization is not None
-        kind = self._device.type
-        described = {
-            # The type of a quantized denoiser says little of that from which it was quantized.
-            name: (
-                type(module).__name__,
-                weight_dtype(self._args, kind, name) if quantized else module.dtype,
-            )
-            for name, module in self._denoisers.items()
-        }
-        for rank in range(1, self._world_size):
-            self.processes.start(
-                Start(
-                    rank=rank,
-                    world_size=self._world_size,
-                    port=store.port,
-                    core=cores[rank],
-                    args=self._args,
-                    kind=self._device.type,
-                    denoisers=described,
-                )
-            )
-        self.processes.await_all(LOADED, patient=True)
+        self._loading.await_loaded()
         self.processes.tell(JOIN)
         self.processes.watch_ends()
-        self.processes.await_own(self._device_thread.submit(self.join, store))
+        self.processes.await_own(self._device_thread.submit(self.join, self._loading.store))
         self._joined = True
         self.processes.await_all(READY)
         for name, module in self._denoisers.items():
@@ -230,7 +240,7 @@ class Ranks:
 
     def join(self, store: Any) -> None:
         """Meet the other ranks by `store`, as rank 0; returns once all are there."""
-        meet(0, self._args.parallel_config, store.port, self._denoisers, store)
+        meet(0, self._args.parallel_config, store.port, self._denoisers, self._sizes, store)
 
     def _leave(self) -> None:
         """Leave the other ranks, which have been told to leave too."""
@@ -287,3 +297,14 @@ class Ranks:
         self.processes.tell(message)
         said = {rank: self.processes.answers((rank,))[rank] for rank in range(1, self._world_size)}
         return {rank: each for rank, each in said.items() if isinstance(each, Failed)}
+
+
+def _described(
+    args: EngineArgs, denoisers: Mapping[str, Any], kind: str
+) -> dict[str, tuple[str, torch.dtype]]:
+    """Class and dtype of each; that of quantized ones says little of what they were made from."""
+    quantized = args.pipeline.quantization is not None
+    return {
+        name: (type(each).__name__, weight_dtype(args, kind, name) if quantized else each.dtype)
+        for name, each in denoisers.items()
+    }

@@ -46,18 +46,18 @@ def weight_dtype(args: EngineArgs, device: str, part: str = "default") -> torch.
 
 
 def load_denoisers(
-    args: EngineArgs, described: Mapping[str, tuple[str, torch.dtype]], device: str
+    args: EngineArgs, described: Mapping[str, tuple[str, torch.dtype]], device: torch.device
 ) -> dict[str, Any]:
     """Return those parts of the pipeline, by their names, in evaluation mode.
 
-    `described` has the class of diffusers of each and its dtype; `device` is `cpu` or `cuda`.
+    `described` has the class of diffusers of each and its dtype. A GPU gets them straight.
 
     Raises:
         ModelLoadFailed: They cannot be quantized as the stage asks for; so do the errors of
             diffusers for weights that cannot be read.
     """
     untyped: Any = diffusers
-    given = quantized_arguments(args, device)
+    given = quantized_arguments(args, device.type)
     config = given.get("quantization_config")
     configs = {} if config is None else config.quant_mapping
     found: dict[str, Any] = {}
@@ -73,6 +73,7 @@ def load_denoisers(
             revision=args.revision,
             local_files_only=Path(args.model).is_dir(),
             quantization_config=configs.get(name),
+            device_map=None if device.type == "cpu" else device,
         )
         found[name].eval()
     return found

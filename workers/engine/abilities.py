@@ -1,16 +1,23 @@
 """What a loaded pipeline can do, read from the pipeline itself."""
 
 import inspect
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from configs.errors import ModelLoadFailed
+from configs.fields import choices, nearest
 from configs.parameters import ARGUMENTS, FROM_IMAGE_TASKS, PARAMETERS, Abilities
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import arguments_of, default_negative_prompt, default_of
 from workers.engine.pipelines import max_prompt_tokens, task_classes
-from workers.engine.schedulers import from_first_step, offered_schedulers
+from workers.engine.schedulers import (
+    from_first_step,
+    most_steps,
+    nearest_scheduler,
+    offered_schedulers,
+)
 from workers.families import (
     FRAME_COUNTS,
     FRAME_RATES,
@@ -18,6 +25,8 @@ from workers.families import (
     TEMPORAL_SCALES,
     family_of,
 )
+
+logger = logging.getLogger(__name__)
 
 _USUAL_FRAMES = 49
 
@@ -127,12 +136,55 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         else None,
         schedulers=schedulers,
         full_run_schedulers=from_first_step(schedulers),
+        scheduler_steps=most_steps(pipe.scheduler, schedulers),
+        default_lora=tuple(defaults["lora"]) if defaults.get("lora") else None,
         max_prompt_tokens=max_prompt_tokens(pipe),
         **inspect_frames(pipe, defaults),
         max_images=_max_images(classes),
         default_strength=defaults.get("strength", strengths[0]) if strengths else None,
         **supported,
     )
+
+
+def refuse_unfit_defaults(abilities: Abilities, staged: Mapping[str, Any]) -> None:
+    """Refuse defaults of a stage that no request could have; warn of those that do nothing.
+
+    Raises:
+        ModelLoadFailed: `default_sampling_params` names what the model does not have.
+    """
+    where = "default_sampling_params"
+    name = staged.get("scheduler")
+    if name is not None and name not in abilities.schedulers:
+        raise ModelLoadFailed(
+            f"{where}.scheduler: {_unfit(name, abilities.schedulers, nearest_scheduler)}"
+            " (engine_args.scheduler replaces the model's own)"
+        )
+    for lora in staged.get("lora", ()):
+        if not abilities.loras:
+            raise ModelLoadFailed(
+                f"{where}.lora: there is no adapter {lora['name']!r}; this stage has none: add it"
+                " to engine_args.lora_modules"
+            )
+        if lora["name"] not in abilities.loras:
+            raise ModelLoadFailed(f"{where}.lora: {_unfit(lora['name'], abilities.loras, nearest)}")
+    most = abilities.scheduler_steps.get(name or abilities.schedulers[0])
+    if most is not None and abilities.default_steps > most:
+        raise ModelLoadFailed(
+            f"{where}.num_inference_steps: {abilities.default_steps} is more than the {most} steps"
+            f" that {name or abilities.schedulers[0]} has; set it to {most} or less"
+        )
+    for each in ("guidance_scale", "true_cfg_scale"):
+        parameter = PARAMETERS[each]
+        if not getattr(abilities, parameter.ability) and staged.get(each, 0) not in parameter.off:
+            logger.warning("%s.%s: %s does nothing with this model", where, each, staged[each])
+
+
+def _unfit(
+    name: str, known: Sequence[str], find: Callable[[str, Sequence[str]], str | None]
+) -> str:
+    near = find(name, known)
+    meant = f"did you mean {near}? " if near else ""
+    return f"{name!r} is not available with this model; {meant}use {choices(known)}"
 
 
 def _max_images(classes: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ import gc
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from configs.parameters import Abilities, Parameters
 from configs.stage_config import PipelineSettings, ReplicaPlan
 from workers.devices.chunk import DeviceChunk, denoisers
 from workers.devices.weights import DENOISERS
-from workers.engine.abilities import inspect_abilities
+from workers.engine.abilities import inspect_abilities, refuse_unfit_defaults
 from workers.engine.arguments import Inputs
 from workers.engine.concurrent import ConcurrentRuns, Turns
 from workers.engine.features import FEATURES
@@ -33,6 +33,7 @@ from workers.engine.known_settings import find_defaults
 from workers.engine.loader import load
 from workers.engine.loading.download import Tell, untold
 from workers.engine.loading.dtypes import part_dtypes
+from workers.engine.loading.scheduler import set_scheduler
 from workers.engine.loading.settings import finish_settings
 from workers.engine.progress import Progress, SilentProgress
 from workers.engine.run import Parts, Runs, Serve, Slot
@@ -113,22 +114,28 @@ class Engine:
         loaded = load(plan, tell)
         pipe, plan = loaded.pipe, loaded.plan
         args = plan.stage.engine_args
-        settings = args.pipeline
-        defaults = find_defaults(pipe, args.model, plan.stage.default_sampling_params)
-        abilities = replace(
-            inspect_abilities(pipe, defaults.values),
-            known_as=defaults.known_as,
-            default_sources=defaults.sources,
-            dtypes=part_dtypes(pipe),
-            dtype_sources=loaded.dtypes.sources,
-        )
-        chunk = DeviceChunk.open(pipe, plan)
-        try:
+        settings, staged = args.pipeline, plan.stage.default_sampling_params
+        with ExitStack() as undo:
+            if loaded.ranks is not None:
+                undo.callback(loaded.ranks.close)
+            defaults = find_defaults(pipe, args.model, staged)
+            scheduler = set_scheduler(pipe, args, defaults.shift)
+            defaults = scheduler.with_steps(defaults, staged)
+            abilities = replace(
+                inspect_abilities(pipe, defaults.values),
+                scheduler_settings=scheduler.settings,
+                known_as=defaults.known_as,
+                default_sources=defaults.sources,
+                dtypes=part_dtypes(pipe),
+                dtype_sources=loaded.dtypes.sources,
+            )
+            chunk = DeviceChunk.open(pipe, plan, loaded.ranks)
+            undo.callback(chunk.close)
             finish_settings(pipe, settings)
-            return cls(pipe, abilities, settings, args.max_num_seqs, chunk)
-        except BaseException:
-            chunk.close()
-            raise
+            engine = cls(pipe, abilities, settings, args.max_num_seqs, chunk)
+            refuse_unfit_defaults(engine.abilities, staged)
+            undo.pop_all()
+        return engine
 
     def watch_devices(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with the reason, in a thread, once no run can succeed any more.

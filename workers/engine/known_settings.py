@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.errors import ModelLoadFailed
 from configs.known_models import Figure, SavedAs, find_known_model
+from configs.scheduler_fields import SHIFTS
 from workers.devices.chunk import denoisers
 from workers.engine.abilities import inspect_frames, size_multiple
 
@@ -26,11 +27,13 @@ class Defaults:
         values: By the names of the parameters: the stage's, and what is known for the rest.
         sources: Of what is known: the address of the page that each is from.
         known_as: Title of the known model; None where it is none.
+        shift: Of the noise, which the scheduler is given unless the stage says another.
     """
 
     values: Mapping[str, Any]
     sources: Mapping[str, str] = field(default_factory=dict)
     known_as: str | None = None
+    shift: Figure | None = None
 
 
 def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
@@ -56,6 +59,7 @@ def find_defaults(pipe: Any, model: str, staged: Mapping[str, Any]) -> Defaults:
         {**{name: figure.value for name, figure in figures.items()}, **staged},
         {name: figure.source for name, figure in figures.items()},
         known.title,
+        next((figure for figure in known.figures if figure.name in SHIFTS), None),
     )
 
 

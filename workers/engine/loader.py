@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ import transformers
 from configs.errors import ModelLoadFailed
 from configs.machine import why_no_cuda
 from configs.stage_config import EngineArgs, ReplicaPlan
-from workers.devices.chunk import denoisers
-from workers.devices.weights import quantized_arguments, weight_dtype
+from workers.devices.chunk import begin_ranks, denoisers
+from workers.devices.rank_start import LoadingRanks
+from workers.devices.weights import DENOISERS, quantized_arguments, weight_dtype
 from workers.engine.loading.download import Tell, fetch, untold
 from workers.engine.loading.dtypes import Dtypes, with_dtypes
 from workers.engine.loading.failures import explain
-from workers.engine.loading.settings import apply_settings, place
+from workers.engine.loading.memory import check_memory, estimate, free_host, free_memory
+from workers.engine.loading.saved_parts import read_config, read_index, read_parts
+from workers.engine.loading.settings import apply_settings, device_map_of, place
+from workers.engine.loading.turns import turn_to_load
 from workers.patches import ImageTextProcessor, hold_dtype
 
 logger = logging.getLogger(__name__)
@@ -52,26 +57,29 @@ class LoadedPipeline:
         plan: As it was loaded: with the model's folder in place of a hub id, and the type of each
             part in place of `auto`.
         dtypes: These types, and where they are from.
+        ranks: The other ranks, which have loaded too; None where there are none.
     """
 
     pipe: Any
     plan: ReplicaPlan
     dtypes: Dtypes
+    ranks: LoadingRanks | None = None
 
 
 def load_pipeline(plan: ReplicaPlan) -> Any:
-    """Return the pipeline alone that :meth:`load` loads."""
-    return load(plan).pipe
+    """Return the pipeline alone that :meth:`load` loads, without further ranks."""
+    return load(plan, with_ranks=False).pipe
 
 
-def load(plan: ReplicaPlan, tell: Tell = untold) -> LoadedPipeline:
+def load(plan: ReplicaPlan, tell: Tell = untold, *, with_ranks: bool = True) -> LoadedPipeline:
     """Load the pipeline of `plan`, ready on its devices, in evaluation mode.
 
     A model of the hub is downloaded first, and `tell` learns how far that is.
     On CUDA the replica sees only its own chunk, as devices 0 to world_size - 1. The first holds the
     whole pipeline (``workers.devices.chunk`` gives the others work), unless the parts are
     spread by diffusers' `device_map="balanced"` (text encoders, denoiser and autoencoder on
-    different devices, which adds memory and not speed). On CPU the chunk's cores become as many
+    different devices, which adds memory and not speed). Further ranks load at the same time, and
+    are the caller's to close. On CPU the chunk's cores become as many
     threads. What `dtype: auto` is for each part: ``workers.engine.loading.dtypes``. Weights load
     from safetensors where the model has them.
 
@@ -80,7 +88,7 @@ def load(plan: ReplicaPlan, tell: Tell = untold) -> LoadedPipeline:
     """
     model = plan.stage.engine_args.model
     try:
-        return _load(plan, tell)
+        return _load(plan, tell, with_ranks)
     except Exception as error:
         failure = explain(model, error)
         logger.warning("loading %s failed", model, exc_info=not failure.lasting)
@@ -88,15 +96,14 @@ def load(plan: ReplicaPlan, tell: Tell = untold) -> LoadedPipeline:
     raise failure
 
 
-def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
+def _load(plan: ReplicaPlan, tell: Tell, with_ranks: bool) -> LoadedPipeline:
     untyped_diffusers: Any = diffusers
     untyped_transformers: Any = transformers
     untyped_diffusers.utils.logging.disable_progress_bar()
     untyped_transformers.utils.logging.disable_progress_bar()
     args = plan.stage.engine_args
     device = _device(args)
-    spread = args.parallel_config.device_map is not None
-    if spread and device == "cpu":
+    if args.parallel_config.device_map is not None and device == "cpu":
         raise ModelLoadFailed(
             f"{args.model}: parallel_config.device_map: balanced spreads parts over CUDA devices,"
             " and these are CPU cores; leave it out"
@@ -106,8 +113,49 @@ def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
     tell("loading")
     if device == "cpu":
         torch.set_num_threads(len(plan.devices))
-    plan, dtypes = with_dtypes(plan, device)
+    parts = read_parts(Path(plan.stage.engine_args.model), plan.stage.engine_args.variant)
+    plan, dtypes = with_dtypes(plan, parts, device)
     args = plan.stage.engine_args
+    need = estimate(args, parts, device)
+    with _turn(need.host_own, tell):
+        check_memory(args, parts, need, *free_memory(device))
+        ranks = _begin_ranks(plan, device) if with_ranks else None
+        try:
+            pipe = _read(args, dtypes, device)
+            if ranks is not None:
+                ranks.await_loaded()
+        except BaseException:
+            if ranks is not None:
+                ranks.close()
+            raise
+    return LoadedPipeline(pipe, plan, dtypes, ranks)
+
+
+def _begin_ranks(plan: ReplicaPlan, device: str) -> LoadingRanks | None:
+    folder = Path(plan.stage.engine_args.model)
+    index = read_index(folder)
+    kinds = {name: index[name][1] for name in DENOISERS if index.get(name, (None,))[0] is not None}
+
+    def make(name: str) -> Any:
+        with torch.device("meta"):
+            return getattr(diffusers, kinds[name]).from_config(read_config(folder, name))
+
+    return begin_ranks(plan, kinds, device, make)
+
+
+def _turn(needed: int, tell: Tell) -> AbstractContextManager[None]:
+    """Wait for memory that replicas of this host take as they load; none is waited for without."""
+    if not needed:
+        return nullcontext()
+
+    def waiting() -> None:
+        tell("waiting for memory until another replica has loaded")
+
+    return turn_to_load(needed, free_host, waiting, loading=lambda: tell("loading"))
+
+
+def _read(args: EngineArgs, dtypes: Dtypes, device: str) -> Any:
+    untyped_diffusers: Any = diffusers
     index = untyped_diffusers.DiffusionPipeline.load_config(args.model)
     pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(
         args.model,
@@ -115,15 +163,15 @@ def _load(plan: ReplicaPlan, tell: Tell) -> LoadedPipeline:
         variant=args.variant,
         local_files_only=True,
         **replaced_parts(index, args.model),
-        **({"device_map": "balanced"} if spread else {}),
+        device_map=device_map_of(args, device),
         **quantized_arguments(args, device),
     )
     pipe.set_progress_bar_config(disable=True)
     apply_settings(pipe, args.pipeline)
-    if not spread:
+    if args.parallel_config.device_map is None:
         place(pipe, args.pipeline, torch.device("cuda:0" if device == "cuda" else "cpu"))
     _hold_autoencoder(pipe)
-    return LoadedPipeline(pipe, plan, dtypes)
+    return pipe
 
 
 def _with_model(plan: ReplicaPlan, folder: Path) -> ReplicaPlan:

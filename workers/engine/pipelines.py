@@ -22,7 +22,7 @@ from configs.parameters import (
 )
 from workers.engine.arguments import Inputs, arguments_of, left_out
 from workers.engine.generation import byte_frames
-from workers.engine.schedulers import made_scheduler
+from workers.engine.schedulers import is_flow, made_scheduler, staged_sigmas
 from workers.families import FRAME_COUNTS, family_of
 from workers.patches import put
 
@@ -265,6 +265,7 @@ class PipelineCopies:
         # Prompts, and negative ones above all, come again.
         self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
         self._pipes = task_pipelines(pipe)
+        self._sigmas = staged_sigmas(pipe.scheduler)
         self.classes = {task: type(each) for task, each in self._pipes.items()}
         pipes = self._pipes.items() if frames_as_bytes else ()
         found = {task: byte_frames(each) for task, each in pipes}
@@ -294,10 +295,20 @@ class PipelineCopies:
             f"{name}: {kind.__name__} does not support it; it was ignored"
             for name in left_out(parameters, kind)
         ]
+        if self._sigmas and not self._has_sigmas(parameters):
+            warnings.append(
+                f"num_inference_steps, scheduler: the {len(self._sigmas)} sigmas of this stage"
+                " belong to as many steps of its own scheduler; those of another were taken"
+            )
         for name in ("prompt", "negative_prompt"):
             if name in arguments_of(kind):
                 warnings += self._cut_warnings(name, getattr(parameters, name))
         return warnings
+
+    def _has_sigmas(self, parameters: Parameters) -> bool:
+        own, name = self._pipe.scheduler, parameters.scheduler
+        same = name in (None, type(own).__name__) or is_flow(own)
+        return same and parameters.num_inference_steps == len(self._sigmas)
 
     def _copy_with_scheduler(self, task: str, name: str | None) -> Any:
         own, fitting = self._pipe.scheduler, self._abilities.schedulers_for(task)

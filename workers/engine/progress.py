@@ -28,6 +28,7 @@ class Progress(Protocol):
     def on_step(self, step: int, steps: int) -> None:
         """Learn that `step` of `steps` denoising steps are done; return quickly.
 
+        On a GPU the last of them may still be under way, since Python is one step ahead of it.
         Called with step 0 before the text is encoded and again before the first step, and then
         after each step; after the last one that is before decoding. A run that waits for its turn
         to encode or decode repeats its step every tenth of a second. `step` never falls,

@@ -33,6 +33,7 @@ from workers.engine.generation import (
 )
 from workers.engine.pipelines import PipelineCopies
 from workers.engine.progress import Progress
+from workers.engine.schedulers import step_arguments
 from workers.engine.steps import Pace, WatchedStep, steps_from
 from workers.families import DEFAULT_FPS
 from workers.patches import counted_steps, free_parts, patched
@@ -253,7 +254,7 @@ class Run:
                 self.tell()
                 for slot in self.slots:
                     slot.warnings += runs.pipelines.prompt_warnings(slot.parameters)
-                self.arguments = self.make_arguments()
+                self.arguments = self.make_arguments() | step_arguments(pipe)
                 for hook in runs.around_call:
                     around.enter_context(hook(self))
                 for hook in runs.attach:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import diffusers
+import numpy as np
 import torch
 
+from configs.fields import nearest
+from workers.engine.arguments import arguments_of
 from workers.patches import become
 
 HEUN = "FlowMatchHeunDiscreteScheduler"
@@ -17,14 +20,14 @@ HEUN = "FlowMatchHeunDiscreteScheduler"
 _EULER = "FlowMatchEulerDiscreteScheduler"
 
 
-_MULTISTEP = (
+MULTISTEP = (
     "UniPCMultistepScheduler",
     "DPMSolverMultistepScheduler",
     "DPMSolverSinglestepScheduler",
 )
 
 
-SOLVERS = (_EULER, HEUN, *_MULTISTEP)
+SOLVERS = (_EULER, HEUN, *MULTISTEP)
 
 
 # What pipelines read or pass that belongs to their own scheduler's step alone.
@@ -49,7 +52,7 @@ def is_flow(own: Any) -> bool:
     if type(own).__name__ == _EULER:
         return not (config.invert_sigmas or config.stochastic_sampling)
     return (
-        type(own).__name__ in _MULTISTEP
+        type(own).__name__ in MULTISTEP
         and bool(config.use_flow_sigmas)
         and config.prediction_type == "flow_prediction"
         and config.final_sigmas_type == "zero"
@@ -131,7 +134,7 @@ def _solver(scheduler: _Solved) -> Any:
     kind = getattr(diffusers, scheduler.solver_name)
     solver = (
         kind()
-        if scheduler.solver_name not in _MULTISTEP
+        if scheduler.solver_name not in MULTISTEP
         else kind(
             prediction_type="flow_prediction",
             use_flow_sigmas=True,
@@ -153,6 +156,58 @@ def _leaps(sigmas: torch.Tensor) -> frozenset[int]:
     times = torch.logit(1 - sigmas.double())
     steps = times.diff()
     return frozenset((1 + (steps[1:] > _LONGEST_STEP * steps[:-1]).nonzero().flatten()).tolist())
+
+
+class _OfStage:
+    """Goes by the sigmas of a stage; comes before the class of the scheduler."""
+
+    staged_sigmas: tuple[float, ...]
+
+
+def give_sigmas(scheduler: Any, sigmas: Sequence[float]) -> None:
+    """Have a scheduler go by these sigmas, one for each step, in runs of so many steps.
+
+    They stand for those that the pipeline or the scheduler would choose, before any shift. Runs of
+    other numbers of steps stay as they are.
+
+    Raises:
+        ValueError: The class takes no sigmas, or not these.
+    """
+    kind, mu = type(scheduler), {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
+    if "sigmas" not in inspect.signature(kind.set_timesteps).parameters:
+        raise ValueError(f"{kind.__name__} takes no sigmas")
+    given = list(sigmas)
+    scheduler.set_timesteps(sigmas=np.array(given), **mu)
+    if len(scheduler.timesteps) < len(given):  # it wants the 0 at the end (Euler's)
+        given.append(0.0)
+    members = {
+        "__module__": kind.__module__,
+        "staged_sigmas": tuple(sigmas),
+        "set_timesteps": _by_sigmas(kind.set_timesteps, given, len(sigmas)),
+    }
+    become(scheduler, kind.__name__, _OfStage, members)
+
+
+def staged_sigmas(scheduler: Any) -> tuple[float, ...]:
+    """Return the sigmas that a stage gave; none for the scheduler's own."""
+    return scheduler.staged_sigmas if isinstance(scheduler, _OfStage) else ()
+
+
+def _by_sigmas(
+    set_timesteps: Callable[..., None], given: Sequence[float], steps: int
+) -> Callable[..., None]:
+    # The pipelines look at the signature to see whether sigmas may be given.
+    @functools.wraps(set_timesteps)
+    def set_given(
+        self: Any, num_inference_steps: int | None = None, device: Any = None, **others: Any
+    ) -> None:
+        chosen = others.get("sigmas")
+        if (num_inference_steps if chosen is None else len(chosen)) != steps:
+            set_timesteps(self, num_inference_steps, device=device, **others)
+            return
+        set_timesteps(self, device=device, **{**others, "sigmas": np.array(given)})
+
+    return set_given
 
 
 def _twice_each(set_timesteps: Callable[..., None]) -> Callable[..., None]:
@@ -184,8 +239,10 @@ USUAL = (
 )
 
 
-# Models distilled for these give noise with any other.
-_DISTILLED_SCHEDULERS = {"LCMScheduler", "TCDScheduler"}
+# Of few steps, for weights or adapters that were distilled for them: never chosen, only named.
+# Weights that are saved with one give noise with any other.
+DISTILLED = ("LCMScheduler", "TCDScheduler")
+_DISTILLED_STEPS = 50  # their default of `original_inference_steps`
 
 
 # Pipelines that begin within the schedule count Heun's two calls a sigma in two ways: some begin
@@ -199,7 +256,7 @@ def offered_schedulers(own: Any, pipeline_classes: Iterable[Any]) -> tuple[str, 
     `pipeline_classes` are those of its tasks.
     """
     name = type(own).__name__
-    if name in _DISTILLED_SCHEDULERS:
+    if name in DISTILLED:
         return (name,)
     if is_flow(own):
         plain = all(steps_plainly(each) for each in pipeline_classes)
@@ -207,7 +264,8 @@ def offered_schedulers(own: Any, pipeline_classes: Iterable[Any]) -> tuple[str, 
     if own.config.get("prediction_type") == "flow_prediction" or own.config.get("use_flow_sigmas"):
         return (name,)
     compatible = {found.__name__ for found in own.compatibles}
-    return (name, *(other for other in USUAL if other in compatible - {name}))
+    found = [other for other in USUAL if other in compatible - {name}]
+    return (name, *found, *(DISTILLED if found else ()))
 
 
 def from_first_step(names: Sequence[str]) -> tuple[str, ...]:
@@ -227,6 +285,42 @@ def calls_of(scheduler: Any, steps: int) -> int:
     return steps * order - (order - 1)
 
 
+def nearest_scheduler(name: str, known: Iterable[str]) -> str | None:
+    """Return the known class that was probably meant, by what is before their common word."""
+    stems = {each.removesuffix("Scheduler").lower(): each for each in known}
+    near = nearest(name.removesuffix("Scheduler"), stems)
+    return None if near is None else stems[near]
+
+
+def most_steps(own: Any, names: Iterable[str]) -> dict[str, int]:
+    """Return the most steps of a whole run, of those of `names` that have such a limit.
+
+    They run some of the steps that they were distilled from.
+    """
+    most = int(own.config.get("original_inference_steps", _DISTILLED_STEPS))
+    return {name: most for name in names if name in DISTILLED}
+
+
+@functools.cache
+def _eta_of(step: Any) -> float | None:
+    """The default of a step's share of new noise; None where it has none."""
+    parameter = inspect.signature(step).parameters.get("eta")
+    return None if parameter is None else float(parameter.default)
+
+
+def step_arguments(pipe: Any) -> dict[str, Any]:
+    """Return what the call of a pipeline gives to each step.
+
+    `eta` is the stage's where it says one, else that of the scheduler: pipelines give 0, with which
+    TCD draws no noise (its authors use 0.3; Zheng et al. 2024).
+    """
+    usual = _eta_of(type(pipe.scheduler).step)
+    if usual is None or "eta" not in arguments_of(type(pipe)):
+        return {}
+    eta = pipe.scheduler.config.get("eta", usual)
+    return {"eta": eta} if eta else {}
+
+
 def made_scheduler(own: Any, name: str) -> Any:
     """Return a new scheduler, one of those offered for the model's own one."""
     if name == type(own).__name__:
@@ -234,4 +328,5 @@ def made_scheduler(own: Any, name: str) -> Any:
         return copy.deepcopy(own, {id(own.config): own.config})
     if is_flow(own):
         return solved_by(own, name)
-    return getattr(diffusers, name).from_config(own.config)
+    config = {key: value for key, value in own.config.items() if key != "eta"}
+    return getattr(diffusers, name).from_config(config)

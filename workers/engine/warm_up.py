@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from configs.errors import ModelLoadFailed
-from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Parameters
+from configs.parameters import FROM_IMAGE_TASKS, INPAINT, Abilities, Lora, Parameters
 from configs.stage_fields import WarmupShape
 from workers.engine.arguments import Inputs
 from workers.engine.generation import Generation
@@ -35,7 +36,8 @@ class WarmUpRequests:
         self._abilities = abilities
         self._usual = WarmupShape(abilities.default_width, abilities.default_height)
         self._shapes = dict.fromkeys((self._usual, *shapes))
-        self._steps = min(abilities.default_steps, steps or _STEPS)
+        most = abilities.scheduler_steps.get(abilities.schedulers[0], abilities.default_steps)
+        self._steps = min(abilities.default_steps, steps or _STEPS, most)
 
     def of_each_size(self) -> Iterator[tuple[Parameters, Inputs]]:
         """Yield one request of each size, the default one first.
@@ -95,6 +97,7 @@ class WarmUpRequests:
             true_cfg_scale=abilities.default_true_cfg_scale,
             num_frames=frames and (shape.num_frames or frames),
             fps=abilities.default_fps,
+            lora=tuple(Lora(**each) for each in abilities.default_lora or ()),
             # Of so few steps a share may be none.
             strength=1.0 if task in FROM_IMAGE_TASKS and abilities.strength else None,
         )
@@ -111,11 +114,19 @@ def _gray_inputs(parameters: Parameters) -> Inputs:
 _PROMPTS = ("warm-up", "a red circle on a blue ground", "one")
 
 
-# Steps between 0 and 255 that may lie between a picture made alone and one made in a batch.
+# Steps between 0 and 255 that may lie between a picture made alone and one made in a batch, in any
+# pixel.
 _ROUNDING = {"float32": 2, "float64": 2}
 
 
-_COARSE = 16
+# Coarser types round single pixels, at edges above all, by any number of steps. So there it is the
+# root mean square that counts: up to twice the step between two numbers near 1, and no less than
+# the rounding to pixels may make of any difference...
+_LEAST, _LEAST_STEPS = 2.0, 1.0
+
+
+# ... or as much as that of a batch of copies, which differ by rounding only, times this.
+_AS_MUCH = 2.5
 
 
 class _Leaver(SilentProgress):
@@ -137,26 +148,44 @@ def is_right_in_batch(
     """
     asked = [(_own(parameters, seed), _inputs(parameters, seed)) for seed in range(len(_PROMPTS))]
     expected = [alone(*each) for each in asked[:2]]
-    watchers = (SilentProgress(), SilentProgress(), _Leaver())
-    slots = [
-        Slot(each, watcher, inputs) for (each, inputs), watcher in zip(asked, watchers, strict=True)
-    ]
     try:
-        made = together(slots)
-        worst = max(map(_difference, made, expected))
+        worst, allowed = _measured(dtype, together(_slots(asked)), expected)
+        if worst > allowed and dtype not in _ROUNDING:
+            copies = together(_slots(asked[:1] * len(asked)))
+            allowed = max(allowed, _AS_MUCH * max(_spread(each, expected[0]) for each in copies))
     except Exception as error:  # noqa: BLE001 - alone the model serves all the same
         _logger.warning(
             "%s: requests do not start together, for that failed: %s", parameters.task, error
         )
         return False
-    if worst > _ROUNDING.get(dtype, _COARSE):
+    if worst > allowed:
         _logger.warning(
-            "%s: requests do not start together, for that changes pixels by %d of 255",
+            "%s: requests do not start together, for that changes pixels by %.1f of 255, and"
+            " rounding by %.1f at most",
             parameters.task,
             worst,
+            allowed,
         )
         return False
     return True
+
+
+def _slots(asked: Sequence[tuple[Parameters, Inputs]]) -> list[Slot]:
+    """Requests of one batch, the last of which leaves."""
+    watchers = (SilentProgress(), SilentProgress(), _Leaver())
+    return [
+        Slot(each, watcher, inputs) for (each, inputs), watcher in zip(asked, watchers, strict=True)
+    ]
+
+
+def _measured(
+    dtype: str, made: Sequence[Generation], expected: Sequence[Generation]
+) -> tuple[float, float]:
+    """How far pictures are apart, and how far they may be, in steps between 0 and 255."""
+    if dtype in _ROUNDING:
+        return max(map(_difference, made, expected)), _ROUNDING[dtype]
+    step = 255 * torch.finfo(getattr(torch, dtype)).eps
+    return max(map(_spread, made, expected)), max(_LEAST * step, _LEAST_STEPS)
 
 
 def _own(parameters: Parameters, seed: int) -> Parameters:
@@ -182,6 +211,12 @@ def _inputs(parameters: Parameters, seed: int) -> Inputs:
 def _difference(one: Generation, other: Generation) -> int:
     pairs = zip(_pixels(one), _pixels(other), strict=True)
     return max(int(np.abs(a.astype(int) - b.astype(int)).max()) for a, b in pairs)
+
+
+def _spread(one: Generation, other: Generation) -> float:
+    """The root mean square of the differences of all pixels of a picture, of the worst one."""
+    pairs = zip(_pixels(one), _pixels(other), strict=True)
+    return max(float(np.sqrt(np.square(a.astype(float) - b).mean())) for a, b in pairs)
 
 
 def _pixels(generation: Generation) -> list[NDArray[np.uint8]]:

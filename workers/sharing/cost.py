@@ -18,6 +18,12 @@ def mark(device: torch.device, *, timing: bool = False) -> Any:
     return event
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a CUDA device that this process may still take, in bytes."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
+
+
 class ForwardCost:
     """Measures a forward; use as a context around it, which ends once the device was given it.
 
@@ -61,9 +67,8 @@ class ForwardCost:
         if self._memory:
             # The host hands memory out, so the peak is known before the device has come to it.
             self.peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before
-            allocated = torch.cuda.memory_allocated(self._device)
-            cached = torch.cuda.memory_reserved(self._device) - allocated
-            self.free_bytes = torch.cuda.mem_get_info(self._device)[0] + cached
+            assert self._device is not None
+            self.free_bytes = free_bytes(self._device)
 
     @property
     def known(self) -> bool:

@@ -23,7 +23,7 @@ from configs.known_models import SavedAs, find_known_model
 from configs.stage_config import Dtype, EngineArgs, ReplicaPlan
 from workers.devices.weights import DENOISERS
 from workers.engine.known_settings import names_of
-from workers.engine.loading.saved_parts import SavedPart, read_config, read_index, read_parts
+from workers.engine.loading.saved_parts import SavedPart, read_config, read_index
 from workers.families import FLOAT32_AUTOENCODERS
 
 logger = logging.getLogger(__name__)
@@ -49,16 +49,18 @@ class Dtypes:
     sources: Mapping[str, str]
 
 
-def with_dtypes(plan: ReplicaPlan, device: str) -> tuple[ReplicaPlan, Dtypes]:
+def with_dtypes(
+    plan: ReplicaPlan, parts: Mapping[str, SavedPart], device: str
+) -> tuple[ReplicaPlan, Dtypes]:
     """Return the plan with the type of each part in place of `auto`, and where they are from.
 
-    `device` is `cpu` or `cuda`. A model that is no folder is known by its name alone.
+    `parts` are those of the model's folder; `device` is `cpu` or `cuda`.
 
     Raises:
         ModelLoadFailed: The stage names a part that the model does not have.
     """
     args = plan.stage.engine_args
-    chosen = choose_dtypes(args, device)
+    chosen = choose_dtypes(args, parts, device)
     shown = ", ".join(
         f"{part} {dtype} ({chosen.sources[part]})" for part, dtype in chosen.types.items()
     )
@@ -67,12 +69,11 @@ def with_dtypes(plan: ReplicaPlan, device: str) -> tuple[ReplicaPlan, Dtypes]:
     return replace(plan, stage=stage), chosen
 
 
-def choose_dtypes(args: EngineArgs, device: str) -> Dtypes:
+def choose_dtypes(args: EngineArgs, parts: Mapping[str, SavedPart], device: str) -> Dtypes:
     """Return the types of the parts on `cpu` or `cuda`."""
     staged: Mapping[str, Dtype]
     staged = {_DEFAULT: args.dtype} if isinstance(args.dtype, str) else args.dtype
     folder = Path(args.model)
-    parts = read_parts(folder, args.variant)
     _refuse_strangers(args.model, staged, parts)
     said = {part: dtype for part, dtype in staged.items() if dtype != "auto"}
     automatic, sources = _on_gpu(args, folder, parts, said) if device == "cuda" else _on_cpu(parts)
@@ -112,12 +113,10 @@ def _on_gpu(
             types[name] = known[name]
         elif name == "vae" and needs_float32(parts[name], read_index(folder)):
             types[name] = "float32"
-    if not parts:  # a hub id: what it is named for is all that is known
-        types.update(known)
     usual = next(
         (dtype for name in DENOISERS if (dtype := said.get(name) or types.get(name))), None
     )
-    if usual is None or usual == "float32":
+    if usual is None:
         usual = _half(next((parts[name].main_type for name in denoisers), None))
     for name in denoisers:
         types.setdefault(name, usual)

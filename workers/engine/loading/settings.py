@@ -9,12 +9,26 @@ from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import AttentionBackendName
 
 from configs.errors import ModelLoadFailed
-from configs.stage_config import PipelineSettings
+from configs.stage_config import EngineArgs, PipelineSettings
 from workers.devices.chunk import denoisers
 from workers.devices.weights import DENOISERS
 from workers.failures import short_cause
 from workers.families import family_of
 from workers.patches import keep_forward
+
+
+def device_map_of(args: EngineArgs, device: str) -> str | None:
+    """Return where weights are put as they are read; None is the host.
+
+    A GPU gets them straight, one tensor after the other, where nothing is kept on the host. So the
+    host never holds the model.
+    """
+    settings = args.pipeline
+    if args.parallel_config.device_map is not None:
+        return args.parallel_config.device_map
+    if device == "cpu" or settings.enable_cpu_offload or settings.enable_layerwise_offload:
+        return None
+    return device
 
 
 def place(pipe: Any, settings: PipelineSettings, device: torch.device) -> None:
