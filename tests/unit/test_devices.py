@@ -107,8 +107,8 @@ def test_cores_the_machine_does_not_have_are_refused() -> None:
     stages = load_stages(EIGHT_FILE)
     assert str(refusal(stages, TWO_CORES)) == (
         "this machine does not fit the stage file: stages[0].runtime.devices: "
-        "asks for devices 2, 3, 4, 5, 6, 7; this machine has 2 CPU cores, 0 to 1, and no CUDA device; use "
-        "these, or lower num_replicas"
+        "asks for devices 2, 3, 4, 5, 6, 7; this machine has 2 CPU cores, 0 to 1, and no CUDA "
+        "device; use these, or lower num_replicas"
     )
 
 
