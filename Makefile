@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 PORT   ?= 8099
-CONFIG ?= configs/tiny_cpu.yaml
+CONFIG ?=
 MODEL  ?=
 TESTS  ?= tests
 AT_ONCE ?= 0
@@ -20,12 +20,13 @@ RUN := $(VENV)/bin/python
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 16
 	@echo
-	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml MODEL=   the defaults'
+	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml          the defaults'
+	@echo '  make serve MODEL=Qwen/Qwen-Image                           on all GPUs of this host'
 	@echo '  make test TESTS=tests/unit AT_ONCE=2                       some of them, two at a time'
 	@echo '  make bench ARGS="--num-prompts 32 --report bench.html"     with flags'
 
 serve: $(VENV)/serve.stamp ## run everything: Redis, one worker for each replica, API, Flower
-	@exec $(RUN) -m scripts.serve $(MODEL) --stage-configs-path $(CONFIG) --port $(PORT)
+	@exec $(RUN) -m scripts.serve $(MODEL) $(if $(CONFIG),--stage-configs-path $(CONFIG)) --port $(PORT)
 
 test: $(VENV)/dev.stamp ## all tests: a real Redis, real workers, the bundled model
 	@exec $(RUN) -m pytest -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder $(TESTS)
@@ -50,7 +51,7 @@ bench: $(VENV)/bench.stamp ## measure the running service: throughput, latency, 
 	@exec $(RUN) -m scripts.diffusion_benchmark_serving --port $(PORT) $(ARGS)
 
 sweep: $(VENV)/bench.stamp ## does another replica help: REPLICAS=1,2 of CONFIG, a table and a picture
-	@exec $(RUN) -m scripts.sweep --stage-configs-path $(CONFIG) --replicas $(REPLICAS) $(ARGS)
+	@exec $(RUN) -m scripts.sweep $(if $(CONFIG),--stage-configs-path $(CONFIG)) --replicas $(REPLICAS) $(ARGS)
 
 engine: $(VENV)/serve.stamp ## time the engine alone: one request, and several that share denoiser calls
 	@exec $(RUN) -m scripts.lab.engine_bench $(ARGS)

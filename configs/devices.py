@@ -82,6 +82,10 @@ def device_environment(
     order = environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if not any(name in given or name in environ for name in _ALLOCATOR):
         given[_ALLOCATOR[-1]] = "expandable_segments:True"
+        if plan.stage.engine_args.pipeline.enable_layerwise_offload:
+            # Else each weight on the host is rounded up to a power of two (2.13,
+            # CachingHostAllocator.h): 18 MiB of FLUX.1 would be 32.
+            given[_ALLOCATOR[-1]] += ",pinned_max_round_threshold_mb:1"
     return {
         "CUDA_DEVICE_ORDER": order,
         **given,

@@ -111,15 +111,18 @@ class KnownModel:
         return {figure.name: figure for figure in self.figures if figure.name in SAMPLING_FIGURES}
 
     @property
-    def weights_gb(self) -> float | None:
-        """Size of its weights in the types it wants, in 10^9 bytes; None where it is not known."""
-        if not self.parameters:
-            return None
+    def part_gb(self) -> dict[str, float]:
+        """Size of the weights of each part in its type, in 10^9 bytes; empty if unknown."""
         dtypes: Mapping[str, str] = self.figure("dtype") or {}
-        return sum(
-            billions * _BYTES[dtypes.get(part, "bfloat16")]
+        return {
+            part: billions * _BYTES[dtypes.get(part, "bfloat16")]
             for part, billions in self.parameters.items()
-        )
+        }
+
+    @property
+    def weights_gb(self) -> float | None:
+        """Size of all its weights, in 10^9 bytes; None where it is not known."""
+        return sum(self.part_gb.values()) or None
 
 
 class _StrictSchema(Schema):

@@ -105,7 +105,19 @@ def load_stages(path: str | Path, model: str | None = None) -> tuple[StageConfig
             as it stands in the file, such as `stages[0].runtime.devices`.
     """
     path = Path(path)
-    file = _read(path, model)
+    return _checked(_read(path, model), str(path))
+
+
+def stages_of(document: Mapping[Any, Any], name: str) -> tuple[StageConfig, ...]:
+    """Return the stages of what a stage file could hold; `name` stands for it in messages.
+
+    Raises:
+        ConfigurationError: As `load_stages`.
+    """
+    return _checked(translate(dict(document)), name)
+
+
+def _checked(file: Translation, name: str) -> tuple[StageConfig, ...]:
     faults = list(file.faults)
     stages: tuple[StageConfig, ...] = ()
     try:
@@ -113,9 +125,9 @@ def load_stages(path: str | Path, model: str | None = None) -> tuple[StageConfig
     except ValidationError as refused:
         faults += map(file.reworded, field_errors(refused, file.document))
     if faults:
-        raise ConfigurationError.from_details(faults, f"{path} is refused")
+        raise ConfigurationError.from_details(faults, f"{name} is refused")
     if file.ignored:
-        logger.warning("%s: these keys have no effect here: %s", path, ", ".join(file.ignored))
+        logger.warning("%s: these keys have no effect here: %s", name, ", ".join(file.ignored))
     return tuple(
         replace(stage, paths=_paths(file, f"stages[{index}]")) for index, stage in enumerate(stages)
     )

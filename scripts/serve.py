@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     stop = StopSignals()
     try:
-        _serve(_settings(options), options.model, stop)
+        _serve(_settings(options), options.model, _alone(options), stop)
     except ConfigurationError as refused:
         complain(str(refused))
         return 2
@@ -40,24 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _serve(settings: Settings, model: str | None, stop: StopSignals) -> None:
-    stages, plans = check_stages(settings, model, os.environ)
+def _serve(settings: Settings, model: str | None, alone: bool, stop: StopSignals) -> None:
+    planned = check_stages(settings, model, os.environ, alone=alone)
     folder = RunFolder(settings.run_dir)
     folder.lock()
     check_ports(settings)
     redis = None if os.environ.get("REDIS_URL", "").strip() else plan_redis(folder.redis)
     folder.rotate_logs()
+    source = planned.said or str(settings.stage_configs_path)
     in_force = replace(
         settings,
         redis_url=redis.url if redis else settings.redis_url,
-        stage_configs_path=folder.write_stages(settings.stage_configs_path, stages),
+        stage_configs_path=folder.write_stages(planned.document, planned.stages, source),
     )
+    if planned.said:
+        say(f"{planned.said}; write {in_force.stage_configs_path} into a file to change it")
     if not settings.api_key and not is_loopback(settings.api_host):
         say(
             f"Warning: the API listens on {settings.api_host} and asks for no key; anyone who "
             "can reach it can use it. Set API_KEY, or leave out --host."
         )
-    run_service(in_force, plans, folder, redis, stop)
+    run_service(in_force, planned.plans, folder, redis, stop)
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -71,6 +74,12 @@ def _settings(options: argparse.Namespace) -> Settings:
     return load_settings({**os.environ, **over})
 
 
+def _alone(options: argparse.Namespace) -> bool:
+    """Whether a model was given and no stage file."""
+    named = options.stage_configs_path or os.environ.get("STAGE_CONFIGS_PATH", "").strip()
+    return options.model is not None and not named
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.serve",
@@ -81,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="diffusers folder or hub id, in place of the one in the stage file",
+        help="diffusers folder or hub id, in place of the one in the stage file; without such a "
+        "file on all GPUs, with as many replicas as they hold",
     )
     parser.add_argument(
         "--stage-configs-path",

@@ -7,13 +7,19 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
 
 from configs.devices import check_machine
-from configs.machine import detect_machine
+from configs.machine import ROOT, Machine, detect_machine, gpu_memory_bytes
 from configs.settings import Settings
 from configs.stage_config import ReplicaPlan, StageConfig
-from configs.stages import load_stages, plan_replicas
+from configs.stages import load_stages, plan_replicas, reference_document, stages_of
 from routing.replica import Heartbeat, Registry, ReplicaState
+from scripts.launcher.model_alone import account, fit, stage_document, weights_of
 
 
 class StartRefused(Exception):
@@ -23,22 +29,61 @@ class StartRefused(Exception):
 _ALIVE = frozenset({ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING})
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What is to be served.
+
+    Attributes:
+        document: The stage file in the reference's dialect.
+        stages: What it says.
+        plans: Its replicas.
+        said: How the stage was chosen, where no file says it.
+    """
+
+    document: Mapping[Any, Any]
+    stages: tuple[StageConfig, ...]
+    plans: tuple[ReplicaPlan, ...]
+    said: str | None = None
+
+
 def check_stages(
-    settings: Settings, model: str | None, environ: Mapping[str, str]
-) -> tuple[tuple[StageConfig, ...], tuple[ReplicaPlan, ...]]:
-    """Read the stage file and plan its replicas.
+    settings: Settings,
+    model: str | None,
+    environ: Mapping[str, str],
+    *,
+    alone: bool = False,
+    root: Path = ROOT,
+) -> Planned:
+    """Read the stage file, or make one for a model that is given alone, and plan its replicas.
 
     Args:
         settings: Name the stage file and the number of the first replica.
         model: Folder or hub id in place of the one in the file, if given.
         environ: The environment, in which CUDA_VISIBLE_DEVICES may narrow the devices.
+        alone: Whether nobody named a stage file: on a host with GPUs the model gets a stage of its
+            own, on them.
+        root: Where `/dev` and `/proc` are.
 
     Raises:
         ConfigurationError: The file, the model's folder or a device is refused.
     """
-    stages = load_stages(settings.stage_configs_path, model)
-    check_machine(stages, detect_machine(environ, cpu_devices=settings.cpu_devices))
-    return stages, plan_replicas(stages, settings.replica_offset)
+    machine = detect_machine(environ, root, settings.cpu_devices)
+    said = None
+    if alone and model is not None and machine.kind == "cuda":
+        document, said = _made_for(model, machine, root)
+        stages = stages_of(document, f"the stage of {model}")
+    else:
+        stages = load_stages(settings.stage_configs_path, model)
+        document = reference_document(settings.stage_configs_path)
+    check_machine(stages, machine)
+    return Planned(document, stages, plan_replicas(stages, settings.replica_offset), said)
+
+
+def _made_for(model: str, machine: Machine, root: Path) -> tuple[dict[str, Any], str]:
+    weights, gpu_bytes = weights_of(model), gpu_memory_bytes(machine, root)
+    # A host whose GPUs cannot be used has none to count, and is refused by check_machine.
+    fitting = fit(weights, max(machine.cuda_count, 1), gpu_bytes, psutil.virtual_memory().total)
+    return stage_document(model, fitting), account(model, weights, gpu_bytes, fitting)
 
 
 def check_ports(settings: Settings) -> None:

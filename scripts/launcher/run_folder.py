@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from configs.stage_config import StageConfig
-from configs.stages import reference_document
 from scripts.launcher.preflight import StartRefused
 
 
@@ -69,22 +68,24 @@ class RunFolder:
         for log in self.logs.glob("*.log"):
             log.replace(log.with_suffix(".log.1"))
 
-    def write_stages(self, given: Path, stages: Sequence[StageConfig]) -> Path:
+    def write_stages(
+        self, document: Mapping[Any, Any], stages: Sequence[StageConfig], source: str
+    ) -> Path:
         """Write the stage file in force and return its path.
 
         The parts read this one, so that they see the model that was given beside the file, and
         folders that were relative to where the launcher was started.
 
         Args:
-            given: The stage file as it was given; already read and checked.
+            document: The stage file in the reference's dialect; already checked. It is changed.
             stages: What was read from it, its models located.
+            source: Where it is from, for its reader.
         """
-        document: dict[str, Any] = reference_document(given)
         for entry, stage in zip(document["stages"], stages, strict=True):
             named = {"model": stage.engine_args.model, "served_model_name": stage.model_name}
             entry["engine_args"] = {**(entry.get("engine_args") or {}), **named}
             entry["default_sampling_params"] = dict(stage.default_sampling_params)
         path = self.path / "stages.yaml"
-        heading = f"# Written at each start from {given}\n"
-        path.write_text(heading + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+        heading = f"# Written at each start from {source}\n"
+        path.write_text(heading + yaml.safe_dump(dict(document), sort_keys=False), encoding="utf-8")
         return path

@@ -37,4 +37,4 @@ def test_both_policies_do_all_the_work_before_the_same_replicas(
         assert mix["steps"].keys() == {"replica0", "replica1"}
         assert sum(mix["steps"].values()) == 2 * 2 + 2 * 8
     assert not list(started_in(tmp_path))
-    assert not list((tmp_path / "temp").glob("diffusion-*"))
+    assert not list((tmp_path / "temp").glob("diffusion-routing-*"))

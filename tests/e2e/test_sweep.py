@@ -51,7 +51,7 @@ def test_each_count_is_measured_with_the_same_requests(
         assert picture.size == (900, 400)
     assert "| 2 |" in done.stdout
     assert not list(started_in(tmp_path))
-    assert not list((tmp_path / "temp").glob("diffusion-*"))
+    assert not list((tmp_path / "temp").glob("diffusion-[!r]*"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -69,7 +69,7 @@ def test_interrupted_it_leaves_nothing_behind(
         process.kill()
         process.wait()
     assert not list(started_in(tmp_path / "temp"))
-    assert not list((tmp_path / "temp").glob("diffusion-*"))
+    assert not list((tmp_path / "temp").glob("diffusion-[!r]*"))
 
 
 def refused(*arguments: str) -> tuple[int, str]:

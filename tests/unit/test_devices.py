@@ -23,6 +23,8 @@ from tests.unit.stage_files import REPOSITORY, load, stage
 
 TWO_CORES = Machine(cuda_count=0, cpu_cores=(4, 6))
 FOUR_GPUS = Machine(cuda_count=4, cpu_cores=(0, 1))
+EIGHT_GPUS = Machine(cuda_count=8, cpu_cores=(0, 1))
+EIGHT_FILE = REPOSITORY / "configs" / "8x80gb" / "qwen_image.yaml"
 
 
 def refusal(stages: tuple[StageConfig, ...], machine: Machine) -> ConfigurationError:
@@ -94,7 +96,7 @@ def test_detection_does_not_import_torch() -> None:
 
 
 def test_devices_the_machine_has_are_accepted(tmp_path: Path) -> None:
-    check_machine(load_stages(REPOSITORY / "configs" / "qwen_image_4x1.yaml"), FOUR_GPUS)
+    check_machine(load_stages(EIGHT_FILE), EIGHT_GPUS)
     check_machine(
         load(tmp_path, {"stages": [stage(runtime={"devices": [1, 0], "num_replicas": 2})]}),
         TWO_CORES,
@@ -102,16 +104,16 @@ def test_devices_the_machine_has_are_accepted(tmp_path: Path) -> None:
 
 
 def test_cores_the_machine_does_not_have_are_refused() -> None:
-    stages = load_stages(REPOSITORY / "configs" / "qwen_image_4x1.yaml")
+    stages = load_stages(EIGHT_FILE)
     assert str(refusal(stages, TWO_CORES)) == (
         "this machine does not fit the stage file: stages[0].runtime.devices: "
-        "asks for devices 2, 3; this machine has 2 CPU cores, 0 to 1, and no CUDA device; use "
-        "these, or lower num_replicas"
+        "asks for devices 2, 3, 4, 5, 6, 7; this machine has 2 CPU cores, 0 to 1, and no CUDA "
+        "device; use these, or lower num_replicas"
     )
 
 
 def test_gpus_the_machine_does_not_have_are_refused() -> None:
-    stages = load_stages(REPOSITORY / "configs" / "wan22_t2v_4x2.yaml")
+    stages = load_stages(EIGHT_FILE)
     error = refusal(stages, FOUR_GPUS)
     assert error.param == "stages[0].runtime.devices"
     assert "asks for devices 4, 5, 6, 7; this machine has 4 CUDA devices, 0 to 3;" in str(error)
@@ -310,6 +312,14 @@ def test_threads_are_the_share_of_each_gpu_in_the_cores(tmp_path: Path) -> None:
     (plan,) = plan_replicas(load(tmp_path, document))
     machine = Machine(cuda_count=4, cpu_cores=tuple(range(64)))
     assert device_environment(plan, machine, {})["OMP_NUM_THREADS"] == "16"
+
+
+def test_weights_that_are_pinned_on_the_host_are_not_rounded_up(tmp_path: Path) -> None:
+    document = {"stages": [stage(engine_args={"enable_layerwise_offload": True})]}
+    (plan,) = plan_replicas(load(tmp_path, document))
+    assert device_environment(plan, FOUR_GPUS, {})["PYTORCH_ALLOC_CONF"] == (
+        "expandable_segments:True,pinned_max_round_threshold_mb:1"
+    )
 
 
 def test_a_container_that_got_no_gpu_of_its_host_is_refused(tmp_path: Path) -> None:

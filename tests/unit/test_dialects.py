@@ -92,7 +92,7 @@ def test_the_parts_get_the_file_in_the_reference_dialect(tmp_path: Path) -> None
     stages = load_stages(given, model)
     folder = RunFolder(tmp_path / "run")
     (expected,) = load_stages(FILES / "qwen_image_reference.yaml")
-    (found,) = load_stages(folder.write_stages(given, stages))
+    (found,) = load_stages(folder.write_stages(reference_document(given), stages, str(given)))
     assert found.engine_args.served_model_name == model
     unnamed = replace(found.engine_args, served_model_name=None)
     assert replace(found, engine_args=unnamed) == expected
@@ -102,5 +102,7 @@ def test_the_parts_get_the_file_in_the_reference_dialect(tmp_path: Path) -> None
 def test_the_parts_do_not_get_the_defaults_of_a_model_that_was_replaced(tmp_path: Path) -> None:
     given = REPOSITORY / "configs" / "tiny_cpu.yaml"
     stages = load_stages(given, "org/other")
-    (found,) = load_stages(RunFolder(tmp_path / "run").write_stages(given, stages))
+    (found,) = load_stages(
+        RunFolder(tmp_path / "run").write_stages(reference_document(given), stages, "")
+    )
     assert (found.model_name, dict(found.default_sampling_params)) == ("org/other", {})

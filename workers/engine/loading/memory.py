@@ -232,7 +232,8 @@ def _given(args: EngineArgs, sizes: Mapping[str, PartSize]) -> dict[str, PartSiz
     if wanted is None or wanted.gguf_file is None:
         return {}
     names = wanted.components or tuple(name for name in DENOISERS if name in sizes)
-    size = Path(wanted.gguf_file).stat().st_size
+    file = Path(wanted.gguf_file)
+    size = file.stat().st_size if file.is_file() else 0  # a missing one is refused where it is read
     return {name: PartSize(size, size) for name in names or DENOISERS[1:2]}
 
 

@@ -1,9 +1,11 @@
 """What the stage sets on a pipeline: where its parts are, memory, attention, compiled blocks."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
+import psutil
 import torch
 from diffusers.hooks import apply_group_offloading
 from diffusers.models.attention_dispatch import AttentionBackendName
@@ -15,6 +17,9 @@ from workers.devices.weights import DENOISERS
 from workers.failures import short_cause
 from workers.families import family_of
 from workers.patches import keep_forward
+
+_PINNED_SHARE: Final = 0.5
+_logger = logging.getLogger(__name__)
 
 
 def device_map_of(args: EngineArgs, device: str) -> str | None:
@@ -86,14 +91,20 @@ def offload_parts(pipe: Any, device: torch.device) -> None:
 def offload_layers(pipe: Any, device: torch.device) -> None:
     """Keep denoisers and text encoders on the host, a block at a time on `device`.
 
-    On CUDA the next block comes while the last one runs. The other parts, which are small, stay on
-    the device.
+    On CUDA the next block comes while the last one runs, out of memory of the host that is pinned:
+    all weights are, unless these pages would be more than half of what the host has left; then each
+    block is pinned in its turn, which is slower. The other parts, which are small, stay on the
+    device.
     """
     streams = device.type == "cuda"
     with refusing(
         "enable_layerwise_offload", True, pipe, "leave it out, or use enable_cpu_offload"
     ):
         modules = {n: p for n, p in pipe.components.items() if isinstance(p, torch.nn.Module)}
+        in_turn = streams and not may_pin(
+            [part for name, part in modules.items() if _streams(name)],
+            psutil.virtual_memory().available,
+        )
         for name, part in modules.items():
             if name in DENOISERS:
                 part.enable_group_offload(  # type: ignore[operator]
@@ -102,18 +113,46 @@ def offload_layers(pipe: Any, device: torch.device) -> None:
                     num_blocks_per_group=1,
                     non_blocking=streams,
                     use_stream=streams,
+                    low_cpu_mem_usage=in_turn,
                 )
                 keep_forward(part)
-            elif name.startswith("text_encoder"):
+            elif _streams(name):
                 apply_group_offloading(
                     part,
                     onload_device=device,
                     offload_type="leaf_level",
                     non_blocking=streams,
                     use_stream=streams,
+                    low_cpu_mem_usage=in_turn,
                 )
             else:
                 part.to(device)
+
+
+def may_pin(parts: Iterable[torch.nn.Module], available: int) -> bool:
+    """Tell whether the weights of `parts` may be pinned, with `available` bytes left on the host.
+
+    Pinned pages cannot be swapped or given to another process, and while they are made the weights
+    are there twice.
+    """
+    size = sum(
+        each.numel() * each.element_size()
+        for part in parts
+        for each in (*part.parameters(), *part.buffers())
+    )
+    if size <= available * _PINNED_SHARE:
+        return True
+    _logger.warning(
+        "enable_layerwise_offload: %.1f GB of weights are pinned block by block, which is slower: "
+        "%.1f GB of host memory are free",
+        size / 1e9,
+        available / 1e9,
+    )
+    return False
+
+
+def _streams(name: str) -> bool:
+    return name in DENOISERS or name.startswith("text_encoder")
 
 
 def compile_blocks(pipe: Any, *, dynamic: bool, backend: str = "inductor") -> None:
