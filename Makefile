@@ -7,7 +7,7 @@ PORT   ?= 8099
 CONFIG ?=
 MODEL  ?=
 TESTS  ?= tests
-AT_ONCE ?= 0
+AT_ONCE ?= 2
 CHAOS_REQUESTS ?= 200
 ARGS   ?=
 REPLICAS ?= 1,2
@@ -22,7 +22,7 @@ help: ## this list
 	@echo
 	@echo '  make serve PORT=8099 CONFIG=configs/tiny_cpu.yaml          the defaults'
 	@echo '  make serve MODEL=Qwen/Qwen-Image                           on all GPUs of this host'
-	@echo '  make test TESTS=tests/unit AT_ONCE=2                       some of them, two at a time'
+	@echo '  make test TESTS=tests/unit AT_ONCE=0                       some of them, in this process'
 	@echo '  make bench ARGS="--num-prompts 32 --report bench.html"     with flags'
 
 serve: $(VENV)/serve.stamp ## run everything: Redis, one worker for each replica, API, Flower
@@ -73,15 +73,15 @@ $(RUN):
 
 $(VENV)/serve.stamp: requirements.txt | $(RUN)
 	@echo 'Installing requirements.txt; the first time takes some minutes'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(RUN) -m pip install --quiet --no-compile --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 $(VENV)/bench.stamp: requirements-bench.txt $(VENV)/serve.stamp
 	@echo 'Installing requirements-bench.txt'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
+	@$(RUN) -m pip install --quiet --no-compile --disable-pip-version-check -r requirements-bench.txt
 	@touch $@
 
 $(VENV)/dev.stamp: requirements-dev.txt $(VENV)/bench.stamp
 	@echo 'Installing requirements-dev.txt'
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(RUN) -m pip install --quiet --no-compile --disable-pip-version-check -r requirements-dev.txt
 	@touch $@

@@ -96,7 +96,7 @@ def test_what_the_class_has_of_that_name_comes_first():
 
 
 def test_layers_take_their_argument_by_its_name_too():
-    linear = torch.nn.Linear(4, 4)
+    linear = torch.nn.Linear(4, 4).eval()
     sample = torch.ones(1, 4)
     expected = linear(sample)
     note_places(linear)
