@@ -9,10 +9,18 @@ FROM python:3.11-slim
 # image), as PyTorch's installation page names it. Without one: the builds of the Python Package Index.
 ARG TORCH_INDEX=""
 
+# Debian packages besides: "gcc libc6-dev" for stages that compile blocks (diffusion_compile_granularity),
+# since Triton builds its launchers with a C compiler.
+ARG PACKAGES=""
+
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
+
+RUN if [ -n "$PACKAGES" ]; then apt-get update \
+ && apt-get install --yes --no-install-recommends $PACKAGES \
+ && rm -rf /var/lib/apt/lists/*; fi
 
 WORKDIR /service
 COPY requirements.txt .

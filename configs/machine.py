@@ -24,9 +24,6 @@ ROOT: Final = Path("/")
 _NVIDIA_FILE: Final = re.compile(r"nvidia\d+\Z")
 _CPU_WORD: Final = "to use CPU cores instead, write device: cpu"
 
-# https://download.pytorch.org/whl/ has a folder for each; requirements.txt pins the version.
-TORCH_INDEX: Final = "https://download.pytorch.org/whl/cu130"
-
 # The oldest Linux driver of each major version of CUDA (CUDA Toolkit Release Notes, minor version
 # compatibility): https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/index.html
 _OLDEST_DRIVER: Final = {"11": 450, "12": 525, "13": 580}
@@ -180,8 +177,8 @@ def why_no_cuda(torch_version: str, torch_cuda: str | None, root: Path = ROOT) -
     if torch_cuda is None:
         return (
             f"torch {torch_version} is a build for CPUs alone; install one for CUDA: "
-            f"pip install --force-reinstall torch=={torch_version.partition('+')[0]} "
-            f"--index-url {TORCH_INDEX}"
+            f"pip install --force-reinstall torch=={torch_version.partition('+')[0]} with the "
+            "--index-url that PyTorch's installation page (pytorch.org/get-started) names"
         )
     driver = _driver(root)
     oldest = _OLDEST_DRIVER.get(torch_cuda.partition(".")[0])

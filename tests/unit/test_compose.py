@@ -47,7 +47,7 @@ def test_every_command_names_a_module_that_the_image_has(services: dict[str, Any
 
 
 def test_every_variable_is_known_and_accepted(services: dict[str, Any]) -> None:
-    known = {field.data_key for field in SettingsSchema().fields.values()}
+    known = {field.data_key for field in SettingsSchema().fields.values()} | {"HF_TOKEN"}
     for service in services.values():
         environment = service.get("environment", {})
         assert set(environment) <= known
