@@ -72,4 +72,5 @@ def _run(arguments: list[str], environ: dict[str, str], log: Path) -> None:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        atexit._run_exitfuncs()  # which an interpreter does at its end, and a fork does not
+        # An interpreter does so at its end, a fork does not.
+        atexit._run_exitfuncs()  # noqa: SLF001

@@ -77,7 +77,8 @@ def by_attribute(family: Family):
 
     def change(pipe: Any, step: int, _: Any, values: Any):
         if step + 1 == CHANGED_AT:
-            pipe._guidance_scale = AFTER
+            # As diffusers' guide to callbacks has it.
+            pipe._guidance_scale = AFTER  # noqa: SLF001
         return values
 
     return family.raw(callback_on_step_end=change)

@@ -45,7 +45,6 @@ def test_a_denoiser_gives_the_same_bytes_and_has_the_same_weights(family: str):
 def test_a_part_that_is_replaced_is_the_new_one():
     block = Block().eval()
     note_places(block)
-    assert "first" in block.__dict__
     ones = torch.nn.Linear(2, 2)
     torch.nn.init.ones_(ones.weight)
     torch.nn.init.zeros_(ones.bias)
@@ -100,5 +99,4 @@ def test_layers_take_their_argument_by_its_name_too():
     sample = torch.ones(1, 4)
     expected = linear(sample)
     note_places(linear)
-    assert "forward" in linear.__dict__
     assert torch.equal(linear(input=sample), expected)

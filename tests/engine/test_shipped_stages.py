@@ -130,7 +130,8 @@ def test_the_family_accepts_what_a_shipped_stage_asks_of_it(file: Path) -> None:
         assert pipe.vae.use_tiling
     if args.pipeline.enable_cpu_offload:
         offload_parts(pipe, CPU)
-        assert pipe._all_hooks
+        parts = filter(None, pipe.components.values())
+        assert any(not inspect.ismethod(getattr(part, "forward", None)) for part in parts)
     if args.pipeline.enable_layerwise_offload:
         offload_layers(pipe, CPU)
         for denoiser in denoisers(pipe).values():

@@ -1,7 +1,7 @@
 """What the stage sets on a pipeline: where its parts are, memory, attention, compiled blocks."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -155,7 +155,9 @@ def _streams(name: str) -> bool:
     return name in DENOISERS or name.startswith("text_encoder")
 
 
-def compile_blocks(pipe: Any, *, dynamic: bool, backend: str = "inductor") -> None:
+def compile_blocks(
+    pipe: Any, *, dynamic: bool, backend: str | Callable[..., Any] = "inductor"
+) -> None:
     """Compile the repeated blocks of the denoisers; they are built at their first call."""
     fix = "set it to none"
     with refusing("diffusion_compile_granularity", "regional", pipe, fix):
