@@ -153,37 +153,14 @@ def note_places(module: torch.nn.Module) -> None:
             # part out again when another is set in its place.
             if part is not None and not hasattr(type(owner), name):
                 put(owner, name, part, over=True)
-        straight = _STRAIGHT.get(type(owner))
-        if straight is not None and "forward" not in vars(owner) and not owner.training:
+        if type(owner) is torch.nn.Linear and "forward" not in vars(owner):
             # The dictionary, for the weights in it may change. In a copy it is the copy's.
-            put(owner, "forward", straight(owner, owner._parameters))
+            put(owner, "forward", partial(_linear, owner._parameters))
 
 
 # Torch calls it `input`, and so do those that name it (the linear layers of AnimateDiff's motion).
 def _linear(weights: Mapping[str, Any], input: torch.Tensor) -> torch.Tensor:  # noqa: A002
     return torch.nn.functional.linear(input, weights["weight"], weights["bias"])
-
-
-def _layer_norm(
-    weights: Mapping[str, Any],
-    shape: tuple[int, ...],
-    eps: float,
-    input: torch.Tensor,  # noqa: A002
-) -> torch.Tensor:
-    return torch.nn.functional.layer_norm(input, shape, weights["weight"], weights["bias"], eps)
-
-
-def _as_it_is(input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-    return input
-
-
-_STRAIGHT: Mapping[type, Callable[[Any, Mapping[str, Any]], Callable[..., torch.Tensor]]] = {
-    torch.nn.Linear: lambda _, weights: partial(_linear, weights),
-    torch.nn.LayerNorm: lambda norm, weights: partial(
-        _layer_norm, weights, norm.normalized_shape, norm.eps
-    ),
-    torch.nn.Dropout: lambda *_: _as_it_is,
-}
 
 
 def hold_dtype(vae: torch.nn.Module) -> None:
