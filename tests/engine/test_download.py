@@ -1,5 +1,6 @@
 """Models of the hub, from a stand-in on loopback: what is downloaded, told and refused."""
 
+import importlib.util
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from huggingface_hub import constants
 
 from configs.errors import ModelLoadFailed
 from configs.stage_config import PipelineSettings, Quantization
+from scripts.lab.families import save_family
 from tests.engine.conftest import BUNDLED, plan
 from tests.hub import Hub, running_hub
 from tests.waiting import wait_until
@@ -82,6 +84,15 @@ def test_a_hub_model_is_downloaded_and_then_loaded_from_its_folder(hub: Hub):
     assert len(hub.sent) == sent
     hub.failing = 503
     assert fetch(plan(NAME).stage.engine_args, teller) == folder
+
+
+def test_qwen_image_edit_of_the_hub_needs_no_torchvision(hub: Hub, tmp_path: Path):
+    assert importlib.util.find_spec("torchvision") is None  # as requirements.txt has it
+    name = "Qwen/Qwen-Image-Edit"
+    hub.add(name, save_family("qwen_image_edit", tmp_path / "saved"))
+    loaded = load(plan(name))
+    assert type(loaded.pipe).__name__.startswith("QwenImageEdit")
+    assert names_of(loaded.plan.stage.engine_args.model)[0] == name
 
 
 def test_a_cut_connection_is_resumed_where_it_was(hub: Hub, monkeypatch: pytest.MonkeyPatch):

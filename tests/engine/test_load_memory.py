@@ -274,6 +274,14 @@ def test_one_waits_where_memory_is_short_and_goes_on_when_the_other_has_loaded(t
     assert loading.is_set()
 
 
+def test_a_folder_that_somebody_else_put_there_is_not_used(tmp_path: Path):
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    theirs.mkdir()
+    link.symlink_to(theirs)
+    with turn_to_load(60, lambda: 100, folder=link):
+        assert list(theirs.iterdir()) == []
+
+
 class _Begun:
     """What stands for ranks that have been started."""
 

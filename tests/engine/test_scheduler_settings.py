@@ -195,12 +195,12 @@ def test_the_steps_of_a_model_are_as_many_as_its_sigmas():
 
 class TakesNone(Model):
     def __call__(self) -> None:
-        raise NotImplementedError
+        """Its signature is all that is asked."""
 
 
 class TakesEta(Model):
     def __call__(self, eta: float = 0.0) -> None:
-        raise NotImplementedError
+        """Its signature is all that is asked."""
 
 
 def test_eta_is_the_stages_then_the_schedulers_then_that_of_the_pipeline():

@@ -1,6 +1,5 @@
 """What is known of a loaded model, laid under what its stage says."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from configs.known_models import Figure, SavedAs, find_known_model
 from configs.scheduler_fields import SHIFTS
 from workers.devices.chunk import denoisers
 from workers.engine.abilities import inspect_frames, size_multiple
+from workers.engine.loading.saved_parts import read_index
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +69,10 @@ def names_of(model: str) -> list[str]:
     A snapshot of the hub is called by its id too: `models--org--name/snapshots/commit`.
     """
     folder = Path(model)
-    index = folder / "model_index.json"
-    if not index.is_file():
+    index = read_index(folder)
+    if not index:
         return [model]
-    saved_from = json.loads(index.read_text(encoding="utf-8")).get("_name_or_path")
+    saved_from = index.get("_name_or_path")
     names = [saved_from] if isinstance(saved_from, str) else []
     kind, _, hub_id = folder.parent.parent.name.partition("--")
     if folder.parent.name == "snapshots" and kind == "models":

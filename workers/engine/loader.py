@@ -75,13 +75,14 @@ def load(plan: ReplicaPlan, tell: Tell = untold, *, with_ranks: bool = True) -> 
     """Load the pipeline of `plan`, ready on its devices, in evaluation mode.
 
     A model of the hub is downloaded first, and `tell` learns how far that is.
+
     On CUDA the replica sees only its own chunk, as devices 0 to world_size - 1. The first holds the
     whole pipeline (``workers.devices.chunk`` gives the others work), unless the parts are
     spread by diffusers' `device_map="balanced"` (text encoders, denoiser and autoencoder on
     different devices, which adds memory and not speed). Further ranks load at the same time, and
-    are the caller's to close. On CPU the chunk's cores become as many
-    threads. What `dtype: auto` is for each part: ``workers.engine.loading.dtypes``. Weights load
-    from safetensors where the model has them.
+    are the caller's to close. On CPU the chunk's cores become as many threads. What `dtype: auto`
+    is for each part: ``workers.engine.loading.dtypes``. Weights load from safetensors where the
+    model has them.
 
     Raises:
         ModelLoadFailed: Whatever went wrong, in one line with a fix.

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISDIR
 from tempfile import NamedTemporaryFile, gettempdir
 from typing import IO, Final, cast
 
@@ -64,6 +65,9 @@ def turn_to_load(
 def _can_be_written(folder: Path) -> bool:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        made = folder.lstat()
+        if not S_ISDIR(made.st_mode) or made.st_uid != os.getuid():  # anybody may write beside it
+            raise NotADirectoryError(f"it is not a folder of user {os.getuid()}")
         (folder / _GATE).touch()
     except OSError as error:
         _logger.warning("%s: replicas do not take turns to load: %s", folder, error)
