@@ -172,7 +172,8 @@ class Parameters:
         default="default_lora", stage_default=True)] = ()
     image: Annotated[tuple[str, ...], Parameter(
         "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a form. "
-        "Width and height follow the first one where neither is given.",
+        "Where neither width nor height is given, the output has the shape of the first one and "
+        "about as many pixels as is usual for the model.",
         tasks=FROM_IMAGE_TASKS)] = ()
     mask_image: Annotated[str | None, Parameter(
         "Mask as large as `image`: what is white or transparent in it is painted anew.",
