@@ -127,8 +127,15 @@ class Claims:
         return self._requeue(request, "", "none")
 
     def move_crashed(self, request: Request) -> Moved | None:
-        """Give a request another attempt whose replica died; None where it ended by that."""
+        """Give a request another attempt that broke its replica; None where it ended by that."""
         return self._requeue(request, request.owner, "crash")
+
+    def move_from_dead(self, request: Request) -> Moved | None:
+        """Give a request another attempt whose process is gone; None where it ended by that.
+
+        Nor where the process lives, whatever was read of it before.
+        """
+        return self._requeue(request, request.owner, "death")
 
     def expire(self) -> int:
         """End the waiting requests whose time to start is over; return how many there were."""

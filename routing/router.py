@@ -288,7 +288,7 @@ class Router:
 
     def move_crashed(self, request: Request) -> None:
         """Give a request whose replica died to another, unless it crashed too often."""
-        if move := self._claims.move_crashed(request):
+        if move := self._claims.move_from_dead(request):
             _logger.warning(
                 "%s crashed while it ran %s; attempt %d goes to %s",
                 request.replica, request.id, move.attempt, move.replica,

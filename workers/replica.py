@@ -163,7 +163,7 @@ class ReplicaProcess:
         if self._life.state is ReplicaState.FAILED:
             return
         if self.runner is not None:
-            self.runner.finish_storing()
+            self.runner.finish()
             self._reporter.stop()
             self.runner.engine.close()
         self._life.state = ReplicaState.GONE

@@ -109,12 +109,18 @@ class Runner:
             self._hand_to_storage(run, made)
         return request.id
 
-    def finish_storing(self) -> None:
-        """Wait until all that was made is stored and recorded; what comes later is stored at once.
+    def finish(self) -> None:
+        """Wait until all that was made is stored and recorded; leave no claim behind.
 
-        Called when nothing runs any more.
+        Called when nothing runs any more; a claim that would stay counted as a crash.
         """
         self._storage.shutdown()
+        try:
+            self._return(self._orphaned_claims())
+        except RedisError as error:
+            _logger.warning(
+                "what this replica still holds by the records is the sweep's: %s", error
+            )
 
     def cancel(self, request_id: str, attempt: int) -> bool:
         """Stop a run at its next step; False where it does not run here."""
@@ -158,16 +164,20 @@ class Runner:
         Raises:
             redis.RedisError: Redis did not answer; the next call does it.
         """
-        held = {
-            request.id: request
-            for request in self.claims.running_at(self.name)
-            if request.owner == self.incarnation
-        }
-        orphans = frozenset(held.keys() - self.runs.keys())
-        for request_id in orphans & self._orphans:
-            _logger.warning("%s was claimed and does not run; it is handed back", request_id)
-            self._wake_owner(self.claims.hand_back(held[request_id]))
-        self._orphans = orphans
+        orphans = self._orphaned_claims()
+        self._return([request for request in orphans if request.id in self._orphans])
+        self._orphans = frozenset(request.id for request in orphans)
+
+    def _orphaned_claims(self) -> list[Request]:
+        held = [
+            each for each in self.claims.running_at(self.name) if each.owner == self.incarnation
+        ]
+        return [request for request in held if request.id not in self.runs]
+
+    def _return(self, orphans: list[Request]) -> None:
+        for request in orphans:
+            _logger.warning("%s was claimed and does not run; it is handed back", request.id)
+            self._wake_owner(self.claims.hand_back(request))
 
     def _in_engine(self) -> int:
         return sum(not run.storing for run in list(self.runs.values()))
@@ -229,7 +239,11 @@ class Runner:
             self._room_to_store.release()
 
     def _record(self, run: RunningRequest, outcome: Outcome) -> None:
-        """Record how a run ended; where its claim no longer holds its files are removed."""
+        """Record how a run ended, and remove files that count for nothing.
+
+        They are its own where its claim no longer holds, and else those of an earlier attempt that
+        died between storing and recording them.
+        """
         request = run.request
         outcome = replace(outcome, step=run.step, steps=run.steps)
         if not _insist(self.claims.finish, request, outcome):
@@ -239,6 +253,8 @@ class Runner:
                 request.attempt,
             )
             self.writer.remove(outcome.outputs)
+        elif request.attempt > 1:
+            self.writer.remove_earlier(request)
 
     def _stopped(self, run: RunningRequest, why: Stop) -> Outcome | None:
         """Return how a stopped run ended; None where it goes on elsewhere."""
