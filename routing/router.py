@@ -267,6 +267,7 @@ class Router:
             NotFound: There is no such replica.
         """
         self._command(name, Command.RESUME)
+        self._broker.wake(name, "-", 0)  # requests may wait for other replicas
         for request in self._claims.waiting_at(name):
             # While it was drained it has taken the wake-ups of these, and left them where they are.
             self._broker.wake(name, request.id, request.attempt)

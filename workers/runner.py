@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
-from routing.claims import Claims, Moved, MustRunAlone
+from routing.claims import Claims, Finished, Moved, MustRunAlone
 from routing.request import Failure, Outcome, Request, Status, Timings
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
@@ -76,6 +76,8 @@ class Runner:
     def run_next(self) -> str | None:
         """Run the first request of the queue; return its id, None where nothing waited.
 
+        Where the queue is empty it is one that waits for another replica of the stage.
+
         Its outputs may still be on their way to the store then. Where as many as may run are, it
         waits until one is stored.
 
@@ -86,14 +88,17 @@ class Runner:
             return None
         with self.engine.request_coming():
             try:
-                request = self.claims.claim(self.name, self.incarnation)
+                claim = self.claims.claim(self.name, self.incarnation)
             except MustRunAlone:
                 self.held_back.append(None)
                 if not self.runs:  # what it had to wait for has ended just now
                     self._wake_held_back()
                 return None
-            if request is None:
+            if claim is None:
                 return None
+            request = claim.request
+            if claim.others_wait:
+                self._wake_self()  # it is read once there is room
             run = RunningRequest(request, self.reporter.wake, preview_every_s=self.preview_every_s)
             self.runs[request.id] = run
             if self._stopped_for is not None:  # claimed while the others were being stopped
@@ -193,7 +198,10 @@ class Runner:
         with contextlib.suppress(IndexError):
             while True:
                 self.held_back.popleft()
-                self.broker.wake(self.name, "-", 0)
+                self._wake_self()
+
+    def _wake_self(self) -> None:
+        self.broker.wake(self.name, "-", 0)
 
     def _generate(self, run: RunningRequest) -> Generation | None:
         """Have the engine run a request; None where it ended without outputs, which is recorded."""
@@ -246,7 +254,10 @@ class Runner:
         """
         request = run.request
         outcome = replace(outcome, step=run.step, steps=run.steps)
-        if not _insist(self.claims.finish, request, outcome):
+        finished = _insist(self.claims.finish, request, outcome)
+        if finished is Finished.OTHERS_WAIT and not self.closed.is_set():
+            self._wake_self()
+        if finished is Finished.NOT_OURS:
             _logger.warning(
                 "%s attempt %d ended unrecorded: it was canceled or moved to another replica",
                 request.id,

@@ -2,7 +2,8 @@
 -- with the shortest queue (least_work: with the earliest finish). With no other one ready it stays in the
 -- queue of its own. ARGV: id, attempt, owner ('' = only while queued), now, blame ('crash': it was running
 -- in one; 'death': the same, if its process is gone, as whoever asks believes; 'suspect': it may have caused
--- one, and runs alone from now on; 'none'), most crashes, policy.
+-- one, and runs alone from now on; 'none'), most crashes, policy,
+-- until when its affinity key holds it.
 -- A crash in which several ran is everybody's, and so ends nobody: who was in one runs alone from then on,
 -- and may be ended by the next. Those that are moved one by one must not look alone for that: the first
 -- tells the rest.
@@ -67,7 +68,8 @@ dequeue(id, replica)
 redis.call('SREM', key.running(replica), id)
 redis.call('DEL', key.preview(id))
 local next_attempt = redis.call('HINCRBY', key.request(id), field.attempt, 1)
-redis.call('HSET', key.request(id), field.owner, '', field.started_at, '', field.step, '0', field.steps, '0')
+redis.call('HSET', key.request(id), field.owner, '', field.started_at, '', field.step, '0', field.steps, '0',
+  field.held_until, affinity and affinity ~= '' and ARGV[8] or '')
 set_status(id, 'queued')
 enqueue(id, target)
 announce('queued', id, 'queued', next_attempt, 'replica', target)
