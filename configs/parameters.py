@@ -230,6 +230,16 @@ class Parameters:
         each = self.width * self.height * (self.num_frames or 1)
         return min(steps * each * self.num_outputs_per_prompt, _MOST_WORK)
 
+    def shares(self) -> str:
+        """Return what requests have in common that can share calls of the denoiser.
+
+        Empty for one that shares with nobody.
+        """
+        if self.deterministic:
+            return ""
+        adapters = "+".join(sorted(f"{each.name}:{each.scale:g}" for each in self.lora or ()))
+        return f"{self.task} {self.width}x{self.height}x{self.num_frames or 1} {adapters}".strip()
+
     def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with ``changes`` laid over it; raises TypeError for an unknown name."""
         return replace(self, **changes)
