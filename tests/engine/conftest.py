@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.pipelines.flux import pipeline_flux_kontext
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
@@ -57,6 +59,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_references() -> Iterator[None]:
+    """Editing models scale the image that they get to a million pixels: here to a sixteenth."""
+    calculated = pipeline_qwenimage_edit.calculate_dimensions
+    preferred = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pipeline_qwenimage_edit,
+            "calculate_dimensions",
+            lambda area, ratio: calculated(area // 16, ratio),
+        )
+        patch.setattr(
+            pipeline_flux_kontext,
+            "PREFERRED_KONTEXT_RESOLUTIONS",
+            [(width // 4, height // 4) for width, height in preferred],
+        )
+        yield
 
 
 @pytest.fixture
