@@ -1,7 +1,7 @@
 """Requests that kill their replica's process: they fail, after so many attempts, and nobody else.
 
-A killed replica is started again at once, as the launcher does it (test_supervisor.py), and meets the
-next attempt. The short form runs with the other tests; ``make chaos`` runs the long one.
+A killed replica is started again at once, as the launcher does it (test_supervisor.py), and meets
+the next attempt. The short form runs with the other tests; ``make chaos`` runs the long one.
 """
 
 from __future__ import annotations
