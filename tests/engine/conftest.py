@@ -12,7 +12,9 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from tests.engine.batches import Batches
+from tests.engine.forked_ranks import ForkedRank
 from tests.engine.toy_denoiser import Requests
+from workers.devices import rank_processes
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
@@ -77,6 +79,14 @@ def small_references() -> Iterator[None]:
             "PREFERRED_KONTEXT_RESOLUTIONS",
             [(width // 4, height // 4) for width, height in preferred],
         )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_ranks() -> Iterator[None]:
+    """Ranks import nothing: a process that has done so is forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "start_process", ForkedRank)
         yield
 
 
