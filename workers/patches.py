@@ -117,6 +117,21 @@ def become(owner: Any, name: str, mixin: type, members: Mapping[str, Any]) -> No
     owner.__class__ = type(name, (mixin, type(owner)), dict(members))
 
 
+def made_unset(kind: Any, config: Mapping[str, Any]) -> Any:
+    """Return a scheduler of that class, whose constructor has set two timesteps at most.
+
+    Some set those of all steps of the training, which no run uses: each sets its own.
+    """
+
+    def set_two(self: Any, *_: Any, **__: Any) -> None:
+        kind.set_timesteps(self, 2)
+
+    short: Any = type(kind.__name__, (kind,), {"set_timesteps": set_two})
+    scheduler = short.from_config(config)
+    scheduler.__class__ = kind
+    return scheduler
+
+
 def method_signature(function: Any) -> inspect.Signature:
     """Return the signature that a function has as the method of an object: without `self`."""
     own = inspect.signature(function)
