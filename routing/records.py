@@ -82,9 +82,13 @@ class Records:
             fields={
                 "parameters": json.dumps(new.parameters.to_json()),
                 "kind": new.parameters.kind,
+                "shares": new.parameters.shares(),
                 "priority": new.priority,
                 "start_by": number_field(None if new.expires_in is None else now + new.expires_in),
                 "timeout": number_field(new.timeout),
+                "held_until": number_field(
+                    now + self._settings.affinity_patience_s if new.affinity_key else None
+                ),
                 "metadata": json.dumps(dict(new.metadata)),
                 "webhook": new.webhook.to_text() if new.webhook else "",
                 "warnings": json.dumps(list(new.warnings)),
@@ -149,6 +153,7 @@ class Records:
         fields: dict[str, Any] = {
             "parameters": json.dumps(parameters.to_json()),
             "kind": parameters.kind,
+            "shares": parameters.shares(),
             "priority": priority,
             "timeout": number_field(timeout),
             "work": str(parameters.work()),

@@ -44,10 +44,10 @@ Sharing of the denoiser.
 
 Weights and parts.
 - `keep_forward`: diffusers' offload takes away nothing that stands over `forward`.
-- `hold_dtype` (workers/engine/loader.py): `encode`, `decode` and `to` of an autoencoder in another
-  type than the denoiser's. 26 pipelines of diffusers bring one to float32 and back, and hand one
-  that is in float32 already latents in half precision, which its layers refuse. Breaks: nothing
-  where a pipeline casts them itself.
+- `hold_dtype` (workers/engine/loading/dtypes.py): `encode`, `decode` and `to` of an autoencoder in
+  another type than the denoiser's. 26 pipelines of diffusers bring one to float32 and back, and
+  hand one that is in float32 already latents in half precision, which its layers refuse. Breaks:
+  nothing where a pipeline casts them itself.
 - `snapshot_download` (workers/engine/loading/download.py): while diffusers downloads a pipeline,
   one that looks at the disk first and counts bytes; diffusers hands through no class for its bars.
   Breaks: another name there; tests/engine/test_download.py fails.
@@ -58,15 +58,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import Any
 
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.hooks.group_offloading import _is_group_offload_enabled
 from diffusers.models import attention_dispatch
-from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
-from diffusers.utils import BaseOutput
 from transformers import Qwen2VLProcessor
 
 
@@ -114,6 +112,21 @@ def patched(owner: Any, name: str, new: Any, *, over: bool = False) -> Iterator[
 def become(owner: Any, name: str, mixin: type, members: Mapping[str, Any]) -> None:
     """Make `owner` an instance of a class `name`: that of `mixin`, then its own, with `members`."""
     owner.__class__ = type(name, (mixin, type(owner)), dict(members))
+
+
+def made_unset(kind: Any, config: Mapping[str, Any]) -> Any:
+    """Return a scheduler of that class, whose constructor has set two timesteps at most.
+
+    Some set those of all steps of the training, which no run uses: each sets its own.
+    """
+
+    def set_two(self: Any, *_: Any, **__: Any) -> None:
+        kind.set_timesteps(self, 2)
+
+    short: Any = type(kind.__name__, (kind,), {"set_timesteps": set_two})
+    scheduler = short.from_config(config)
+    scheduler.__class__ = kind
+    return scheduler
 
 
 @cache
@@ -208,59 +221,6 @@ def note_device(pipe: Any) -> None:
     kind = type(pipe)
     own = {"_execution_device": pipe._execution_device, "__module__": kind.__module__}
     pipe.__class__ = type(kind.__name__, (kind,), own)
-
-
-def hold_dtype(vae: torch.nn.Module) -> None:
-    """Have an autoencoder stay in its type and take tensors of others, as `encode` and `decode` do.
-
-    What it encodes comes back in the type of what it was given, which the denoiser then gets; what
-    it decodes stays as precise as it is.
-    """
-    encode: Any = getattr(vae, "encode", None)
-    decode: Any = getattr(vae, "decode", None)
-    move: Any = vae.to
-
-    def to(*arguments: Any, **options: Any) -> Any:
-        kept = [each for each in arguments if not isinstance(each, torch.dtype)]
-        options.pop("dtype", None)
-        return move(*kept, **options) if kept or options else vae
-
-    def in_own(call: Any) -> Any:
-        @wraps(call)
-        def called(*arguments: Any, **options: Any) -> Any:
-            own = next(vae.parameters()).dtype  # float32 in a run that is made once more
-            named = {name: _as_dtype(value, own) for name, value in options.items()}
-            return call(*(_as_dtype(each, own) for each in arguments), **named)
-
-        return called
-
-    def and_back(call: Any) -> Any:
-        @wraps(call)
-        def called(*arguments: Any, **options: Any) -> Any:
-            given = next(filter(torch.is_tensor, (*arguments, *options.values())))
-            return _as_dtype(call(*arguments, **options), given.dtype)
-
-        return called
-
-    put(vae, "to", to)
-    if encode is not None:
-        put(vae, "encode", and_back(in_own(encode)))
-    if decode is not None:
-        put(vae, "decode", in_own(decode))
-
-
-def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """The same with its tensors in that type: a tensor, a tuple, an output or a distribution."""
-    if torch.is_tensor(value):
-        return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, tuple):
-        return tuple(_as_dtype(each, dtype) for each in value)
-    if isinstance(value, BaseOutput):
-        return type(value)(**{name: _as_dtype(each, dtype) for name, each in value.items()})
-    if isinstance(value, DiagonalGaussianDistribution):
-        for name, each in vars(value).items():
-            setattr(value, name, _as_dtype(each, dtype))
-    return value
 
 
 def keep_forward(module: torch.nn.Module) -> None:

@@ -7,18 +7,27 @@ import io
 import re
 import secrets
 import struct
+import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from api.http.fields import WrongPicture
 from configs.errors import FieldError
 from configs.parameters import Parameters
 
-_FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
+_READ: Final = ("PNG", "JPEG", "WEBP")
+# A JPEG of several pictures (phones, some cameras) counts as its first one.
+_SEVERAL: Final = "MPO"
+_FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", _SEVERAL: "jpeg", "WEBP": "webp"}
+# All pictures of a call may have so many times the pixels that one may have.
+_MOST_TOGETHER: Final = 4
+# What EXIF calls turned by a quarter, to either side, mirrored or not.
+_SIDEWAYS: Final = frozenset({5, 6, 7, 8})
 _FIX: Final = "send a PNG, JPEG or WebP"
 # Whatever a reader of picture files may raise about bytes that are none.
 _UNREADABLE: Final = (
@@ -56,26 +65,40 @@ class InputImage:
         """Hash of the bytes, in hexadecimal digits."""
         return hashlib.sha256(self.data).hexdigest()
 
+    @property
+    def pixels(self) -> int:
+        """Width times height."""
+        return self.width * self.height
+
     @classmethod
-    def read(cls, data: bytes, max_pixels: int) -> Self:
+    def read(cls, data: bytes, max_pixels: int, left: int | None = None) -> Self:
         """Decode a picture once, all of it, so that a broken one is refused here.
 
+        Its header says how large it is: nothing is unpacked before that is compared with
+        `max_pixels` and with the pixels that are `left` to the call.
+
         Raises:
-            WrongPicture: It is none, is broken, moves, or has more than `max_pixels` pixels.
+            WrongPicture: It is none, is broken, moves, or has too many pixels.
         """
         if not data:
             raise WrongPicture(f"is empty; {_FIX}")
         try:
-            with Image.open(io.BytesIO(data), formats=tuple(_FORMATS)) as picture:
-                # The header says how large it is: nothing is unpacked before that is known.
-                pixels = picture.width * picture.height
-                if pixels > max_pixels:
-                    raise WrongPicture(_too_many(picture.width, picture.height, max_pixels))
-                if getattr(picture, "is_animated", False):
+            with ExitStack() as held:
+                canvas = _webp_canvas(data)
+                if canvas is not None:  # whose reader makes room for all of it when it opens it
+                    _refuse_large(*canvas, max_pixels, left)
+                    held.enter_context(_ROOM.of(canvas[0] * canvas[1], max_pixels))
+                picture = held.enter_context(Image.open(io.BytesIO(data), formats=_READ))
+                _refuse_large(picture.width, picture.height, max_pixels, left)
+                if picture.format != _SEVERAL and getattr(picture, "is_animated", False):
                     raise WrongPicture("is animated; send a still image")
+                if canvas is None:
+                    held.enter_context(_ROOM.of(picture.width * picture.height, max_pixels))
                 picture.load()
-                upright = ImageOps.exif_transpose(picture)
-                return cls(data, _FORMATS[str(picture.format)], upright.width, upright.height)
+                size = picture.size
+                if picture.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS:
+                    size = size[::-1]
+                return cls(data, _FORMATS[str(picture.format)], *size)
         except WrongPicture:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -87,8 +110,61 @@ class InputImage:
             raise WrongPicture(f"cannot be decoded ({reason}); {_FIX}") from None
 
 
-def _too_many(width: int, height: int, most: int) -> str:
-    return f"is {width} x {height}, {width * height} pixels; use {most} at most"
+def _refuse_large(width: int, height: int, most: int, left: int | None) -> None:
+    pixels = width * height
+    if pixels > most:
+        raise WrongPicture(f"is {width} x {height}, {pixels} pixels; use {most} at most")
+    if left is not None and pixels > left:
+        raise WrongPicture(
+            f"brings the pictures of the call above {most * _MOST_TOGETHER} pixels; use smaller "
+            "or fewer ones"
+        )
+
+
+def _webp_canvas(data: bytes) -> tuple[int, int] | None:
+    """Return width and height that the header of a WebP declares; None for any other file.
+
+    https://developers.google.com/speed/webp/docs/riff_container
+    """
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < _WEBP_HEAD:
+        return None
+    kind, body = data[12:16], data[20:_WEBP_HEAD]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    if kind == b"VP8L":
+        sides = int.from_bytes(body[1:5], "little")
+        return 1 + (sides & _SIDE), 1 + (sides >> 14 & _SIDE)
+    width, height = (int.from_bytes(body[at : at + 2], "little") & _SIDE for at in (6, 8))
+    return width, height
+
+
+_WEBP_HEAD: Final = 30  # bytes
+_SIDE: Final = 2**14 - 1
+
+
+class _DecodingRoom:
+    """Lets pictures be decoded at once as long as they have no more pixels than one may have."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._freed = threading.Condition()
+        self._pixels = 0
+
+    @contextmanager
+    def of(self, pixels: int, most: int) -> Iterator[None]:
+        """Wait for room for so many pixels, and have it until the end."""
+        with self._turn, self._freed:  # a large picture that waits is overtaken by none
+            self._freed.wait_for(lambda: not self._pixels or self._pixels + pixels <= most)
+            self._pixels += pixels
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._pixels -= pixels
+                self._freed.notify()
+
+
+_ROOM: Final = _DecodingRoom()
 
 
 _SIZE: Final = re.compile(r"-([0-9]+)x([0-9]+)-[0-9a-f]+\.[a-z]+\Z")
@@ -139,10 +215,8 @@ class InputFiles:
         """Decode the images among the fields; return them, and what is wrong with each."""
         details: list[FieldError] = []
         images = _decoded("image", given.get("image", ()), max_pixels, details)
-        sent_mask = given.get("mask_image")
-        mask = _decoded(
-            "mask_image", () if sent_mask is None else (sent_mask,), max_pixels, details
-        )
+        sent = () if given.get("mask_image") is None else (given["mask_image"],)
+        mask = _decoded("mask_image", sent, max_pixels, details, images)
         image_names = input_names(request_id, "input", images)
         mask_names = input_names(request_id, "mask", mask)
         files = dict(zip(image_names, (image.data for image in images), strict=True))
@@ -162,12 +236,17 @@ NO_INPUTS: Final = InputFiles({}, {}, {})
 
 
 def _decoded(
-    name: str, sent: tuple[bytes, ...], max_pixels: int, details: list[FieldError]
+    name: str,
+    sent: tuple[bytes, ...],
+    max_pixels: int,
+    details: list[FieldError],
+    before: Sequence[InputImage] = (),
 ) -> tuple[InputImage, ...]:
-    images = []
+    images = list[InputImage]()
     for index, data in enumerate(sent):
+        used = sum(image.pixels for image in (*before, *images))
         try:
-            images.append(InputImage.read(data, max_pixels))
+            images.append(InputImage.read(data, max_pixels, max_pixels * _MOST_TOGETHER - used))
         except WrongPicture as wrong:
             at = f"{name}[{index}]" if len(sent) > 1 else name
             details.append(FieldError(at, str(wrong)))

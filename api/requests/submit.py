@@ -11,7 +11,13 @@ from marshmallow import ValidationError
 
 from api.http.body import fingerprint
 from api.models.catalog import ServedModel
-from api.requests.checks import complete, parameter_errors, refuse_by_state, webhook_errors
+from api.requests.checks import (
+    complete,
+    count_errors,
+    parameter_errors,
+    refuse_by_state,
+    webhook_errors,
+)
 from api.requests.inputs import NO_INPUTS, InputFiles
 from api.requests.schema import BODY, EDIT, RequestBodySchema, unknown_fields
 from api.service import Service
@@ -82,7 +88,7 @@ def _read(
         details += schema.adapt(given, model)
     inputs = NO_INPUTS
     if not _INPUTS.isdisjoint(given):
-        inputs = _inputs(given, request_id, settings, details)
+        inputs = _inputs(given, request_id, model, settings, details)
     submission = Submission(
         id=request_id,
         stage=model.stage,
@@ -125,7 +131,8 @@ def read_edit(service: Service, body: Mapping[str, Any], request: Request) -> Ed
         details.append(FieldError("expires_in", "cannot be removed; give a longer time"))
     inputs = NO_INPUTS
     if not _INPUTS.isdisjoint(given):
-        inputs = _inputs(given, request.id, service.settings, details)
+        model = service.catalog.find(request.model)
+        inputs = _inputs(given, request.id, model, service.settings, details)
     if details:
         raise _refusal(details)
     refuse_by_state(body, request)
@@ -176,8 +183,15 @@ def _fields(
 
 
 def _inputs(
-    given: Mapping[str, Any], request_id: str, settings: Settings, details: list[FieldError]
+    given: Mapping[str, Any],
+    request_id: str,
+    model: ServedModel,
+    settings: Settings,
+    details: list[FieldError],
 ) -> InputFiles:
+    if too_many := [*count_errors(given, model)]:
+        details += too_many
+        return NO_INPUTS
     inputs, wrong = InputFiles.read(given, request_id, settings.max_input_pixels)
     details += wrong
     return inputs

@@ -42,11 +42,13 @@ for offset = 0, #names - 1 do
   if redis.call('ZCARD', key.waiting(name)) < tonumber(most) then table.insert(open, name) end
 end
 if #open == 0 then return full('replica_full', names) end
-local replica = open[1]
+local replica
 if affinity ~= '' then
   replica = by_affinity(open, affinity)
 elseif policy == 'least_work' then
   replica = earliest_finish(open, tonumber(work))
+else
+  replica = most_idle(open)
 end
 
 redis.call('HSET', key.request(id), field.id, id, field.status, 'queued', field.stage, stage, field.model, model,

@@ -134,7 +134,7 @@ def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     answer, request = served(api, editing, send)
     assert answer.status_code == 200
     parameters = request.parameters
-    assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 48, 32)
+    assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 80, 56)
     assert (parameters.output_format, parameters.output_compression) == ("jpeg", 80)
     assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was ignored"]
 
