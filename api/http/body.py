@@ -15,6 +15,9 @@ from marshmallow import Schema, fields
 from configs.errors import MalformedRequest
 
 JSON: Final = "application/json"
+MAX_ENTRIES: Final = 100_000
+_MARKS: Final = ",:[{"
+_HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json_object() -> dict[str, Any]:
@@ -43,14 +46,19 @@ def parse_json(text: str) -> Any:
     """Return the value that a JSON text says.
 
     Raises:
-        ValueError: It is none, or one that other readers might read differently.
+        ValueError: It is none, or one that other readers might read differently, or has more
+            entries than any call has.
         RecursionError: It is nested too deep.
     """
+    # Each entry takes up to a hundred bytes of memory for two of text.
+    if sum(map(text.count, _MARKS)) > MAX_ENTRIES:
+        raise ValueError(f"it has more than {MAX_ENTRIES} commas, colons and brackets")
     value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it contains half of a surrogate pair, which is not text") from None
+    if _HALF_PAIR.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it contains half of a surrogate pair, which is not text") from None
     return value
 
 
@@ -78,6 +86,7 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 FORM: Final = "multipart/form-data"
+MAX_FIELDS: Final = 1000  # as many parts as werkzeug reads of a multipart form
 _PLAIN_FORM: Final = "application/x-www-form-urlencoded"
 _PART: Final = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?\Z")
 
@@ -100,6 +109,8 @@ def read_form(schema: Schema) -> dict[str, Any]:
         MalformedRequest: A name cannot be read, or is given twice.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
+    if request.mimetype == _PLAIN_FORM and request.get_data().count(b"&") >= MAX_FIELDS:
+        raise MalformedRequest(f"The form has more than {MAX_FIELDS} fields.")
     found: dict[str, Any] = {}
     for name, text in request.form.items(multi=True):
         _put(found, name or "", _Value(text, schema))  # a part may come without a name

@@ -201,7 +201,15 @@ class ImagesField(fields.Field[tuple[bytes, ...]]):
             return (_image_bytes(value),)
         if not value:
             raise ValidationError("is an empty list; leave it out")
-        return tuple(_image_bytes(each) for each in value)
+        read, wrong = [], {}
+        for index, each in enumerate(value):
+            try:
+                read.append(_image_bytes(each))
+            except ValidationError as fault:
+                wrong[index] = fault.messages
+        if wrong:
+            raise ValidationError(wrong if len(value) > 1 else wrong[0])
+        return tuple(read)
 
 
 def _image_bytes(value: Any) -> bytes:

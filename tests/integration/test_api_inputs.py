@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from configs.parameters import Abilities
 from configs.settings import Settings
 from tests.integration.api_world import (
     MODEL,
@@ -93,6 +94,32 @@ def test_what_is_no_picture_is_refused(
 ) -> None:
     assert set(wrong_fields(api.submit(image=image, seed="x"))) == {"image", "seed"}
     assert not Path(api_settings.outputs_url.removeprefix("file://")).exists()
+
+
+BROKEN, UNREADABLE = "data:image/png;base64,%%%", data_url(b"no picture")
+
+
+@pytest.mark.parametrize("wrong", [BROKEN, UNREADABLE])
+@pytest.mark.parametrize(
+    ("call", "fields", "param"),
+    [
+        ("/v1/requests", {"image": "{}", "strength": 0.5}, "image"),
+        ("/v1/requests", {"image": "{}", "mask_image": data_url(MASK)}, "image"),
+        ("/v1/requests", {"image": "{}", "task": "inpaint"}, "image"),
+        ("/v1/requests", {"image": [data_url(RED), "{}"]}, "image[1]"),
+        ("/v1/requests", {"image": data_url(RED), "mask_image": "{}", "strength": 1}, "mask_image"),
+        ("/v1/images/edits", {"image": "{}", "strength": 0.5}, "image"),
+        ("/v1/images/edits", {"image": data_url(RED), "mask": "{}"}, "mask"),
+        ("/v1/images/generations", {"image": "{}", "strength": 0.5}, "image"),
+    ],
+)
+@pytest.mark.parametrize("makes", [EDITING, replace(EDITING, tasks=("text-to-image", "inpaint"))])
+def test_a_broken_picture_is_one_error(
+    api: Api, call: str, fields: dict[str, Any], param: str, wrong: str, makes: Abilities
+) -> None:
+    api.replica().load(makes)
+    body = json.loads(json.dumps({"prompt": "a", **fields}).replace("{}", wrong))
+    assert list(wrong_fields(api.client.post(call, json=body))) == [param]
 
 
 def test_counts_and_sizes_are_bounded(
