@@ -116,7 +116,7 @@ def read_form(schema: Schema) -> dict[str, Any]:
     """
     if request.mimetype == _PLAIN_FORM:
         _refuse_crowded(request.get_data())
-    if sum(map(_marks, request.form.values(multi=True))) > MAX_ENTRIES:
+    if sum(_marks(text) for _, text in request.form.items(multi=True)) > MAX_ENTRIES:
         raise MalformedRequest(f"The form cannot be read: {_TOO_MANY}.")
     found: dict[str, Any] = {}
     for name, text in request.form.items(multi=True):
