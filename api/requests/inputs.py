@@ -7,10 +7,9 @@ import io
 import re
 import secrets
 import struct
-import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -26,6 +25,10 @@ _SEVERAL: Final = "MPO"
 _FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", _SEVERAL: "jpeg", "WEBP": "webp"}
 # All pictures of a call may have so many times the pixels that one may have.
 _MOST_TOGETHER: Final = 4
+# Larger ones are decoded one after the other, and in one thread: the allocator keeps a share of
+# what a thread had, 128 MB of a picture of 32 megapixels.
+_SMALL: Final = 2**20
+_DECODER: Final = ThreadPoolExecutor(1, "picture-decoder")
 # What EXIF calls turned by a quarter, to either side, mirrored or not.
 _SIDEWAYS: Final = frozenset({5, 6, 7, 8})
 _FIX: Final = "send a PNG, JPEG or WebP"
@@ -83,22 +86,11 @@ class InputImage:
         if not data:
             raise WrongPicture(f"is empty; {_FIX}")
         try:
-            with ExitStack() as held:
-                canvas = _webp_canvas(data)
-                if canvas is not None:  # whose reader makes room for all of it when it opens it
-                    _refuse_large(*canvas, max_pixels, left)
-                    held.enter_context(_ROOM.of(canvas[0] * canvas[1], max_pixels))
-                picture = held.enter_context(Image.open(io.BytesIO(data), formats=_READ))
-                _refuse_large(picture.width, picture.height, max_pixels, left)
-                if picture.format != _SEVERAL and getattr(picture, "is_animated", False):
-                    raise WrongPicture("is animated; send a still image")
-                if canvas is None:
-                    held.enter_context(_ROOM.of(picture.width * picture.height, max_pixels))
-                picture.load()
-                size = picture.size
-                if picture.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS:
-                    size = size[::-1]
-                return cls(data, _FORMATS[str(picture.format)], *size)
+            canvas = _webp_canvas(data) or _canvas(data)
+            _refuse_large(*canvas, max_pixels, left)
+            if canvas[0] * canvas[1] <= _SMALL:
+                return cls(data, *_decode(data))
+            return cls(data, *_DECODER.submit(_decode, data).result())
         except WrongPicture:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -121,8 +113,27 @@ def _refuse_large(width: int, height: int, most: int, left: int | None) -> None:
         )
 
 
+def _canvas(data: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(data), formats=_READ) as picture:
+        return picture.size
+
+
+def _decode(data: bytes) -> tuple[str, int, int]:
+    """Return format, width and height of a picture that can be decoded; none of it is kept."""
+    with Image.open(io.BytesIO(data), formats=_READ) as picture:
+        if picture.format != _SEVERAL and getattr(picture, "is_animated", False):
+            raise WrongPicture("is animated; send a still image")
+        picture.load()
+        size = picture.size
+        if picture.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS:
+            size = size[::-1]
+        return _FORMATS[str(picture.format)], *size
+
+
 def _webp_canvas(data: bytes) -> tuple[int, int] | None:
     """Return width and height that the header of a WebP declares; None for any other file.
+
+    Its reader makes room for all of it when it opens it.
 
     https://developers.google.com/speed/webp/docs/riff_container
     """
@@ -140,31 +151,6 @@ def _webp_canvas(data: bytes) -> tuple[int, int] | None:
 
 _WEBP_HEAD: Final = 30  # bytes
 _SIDE: Final = 2**14 - 1
-
-
-class _DecodingRoom:
-    """Lets pictures be decoded at once as long as they have no more pixels than one may have."""
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._freed = threading.Condition()
-        self._pixels = 0
-
-    @contextmanager
-    def of(self, pixels: int, most: int) -> Iterator[None]:
-        """Wait for room for so many pixels, and have it until the end."""
-        with self._turn, self._freed:  # a large picture that waits is overtaken by none
-            self._freed.wait_for(lambda: not self._pixels or self._pixels + pixels <= most)
-            self._pixels += pixels
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._pixels -= pixels
-                self._freed.notify()
-
-
-_ROOM: Final = _DecodingRoom()
 
 
 _SIZE: Final = re.compile(r"-([0-9]+)x([0-9]+)-[0-9a-f]+\.[a-z]+\Z")

@@ -6,6 +6,8 @@ import base64
 import contextlib
 import io
 import struct
+import subprocess
+import sys
 import zlib
 from typing import Any
 
@@ -87,6 +89,28 @@ def test_all_pictures_of_a_call_have_a_bound_of_their_own() -> None:
     ]
     assert len(inputs.files) == 4
     assert InputFiles.read(body, "req", 1500)[1] == []
+
+
+def test_large_pictures_take_their_memory_one_after_the_other() -> None:
+    sides = 2048
+    data = picture(sides, sides, "webp", lossless=True)
+    alone, together = (peak_of_decoding(data, threads) for threads in (1, 6))
+    assert together - alone < sides * sides * 4  # bytes of one picture
+
+
+def peak_of_decoding(data: bytes, threads: int) -> int:
+    """The most memory, in bytes, of a process that decodes a picture in several threads at once."""
+    code = (
+        "import resource, sys\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from api.requests.inputs import InputImage\n"
+        "data, threads = sys.stdin.buffer.read(), int(sys.argv[1])\n"
+        "with ThreadPoolExecutor(threads) as pool:\n"
+        "    list(pool.map(lambda _: InputImage.read(data, 2**24), range(threads)))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    command = [sys.executable, "-c", code, str(threads)]
+    return 1024 * int(subprocess.run(command, input=data, capture_output=True, check=True).stdout)
 
 
 def bomb(width: int, height: int) -> bytes:

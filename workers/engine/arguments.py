@@ -236,6 +236,8 @@ def _input_arguments(parameters: Parameters, pipeline_class: Any, inputs: Inputs
         return {}
     taken, copies = arguments_of(pipeline_class), 1
     if is_edit(taken):
+        if family_of(pipeline_class).as_large_as_image:
+            inputs = inputs.fitted(parameters.width, parameters.height)
         inputs = inputs.at_least(_SMALLEST_EDITED)
     else:
         # Those that start from the pixels would stretch them, or make another size than asked.

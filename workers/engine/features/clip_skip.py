@@ -4,12 +4,12 @@ diffusers 0.42.1 asks for `text_encoder.text_model.final_layer_norm`; transforme
 the encoder itself.
 """
 
-import functools
+import weakref
 from contextlib import ExitStack
 from typing import Any, Self
 
 from workers.engine.run import Feature, Parts, Run
-from workers.patches import patched, put
+from workers.patches import method_signature, patched, put
 
 _NAME = "text_model"
 
@@ -19,7 +19,7 @@ class ClipSkip(Feature):
 
     @classmethod
     def of(cls, parts: Parts) -> Self | None:
-        """Return the feature; None where the model skips no layers, or its encoders need no help."""
+        """Return the feature; None where no layers are skipped, or the encoders need no help."""
         encoders = [part for name, part in parts.pipe.components.items() if _needs_help(name, part)]
         return cls(encoders) if encoders and parts.abilities.clip_skip else None
 
@@ -31,15 +31,20 @@ class ClipSkip(Feature):
         """Change the encoding of runs that skip layers, and of no other."""
         if run.arguments.get("clip_skip") is None:
             return
-        encode = run.pipe.encode_prompt.__func__
-        put(run.pipe, "encode_prompt", functools.partial(self._encoded, encode, run))
+        encode, encoders = run.pipe.encode_prompt.__func__, self._encoders
+        # Weakly: a pipeline that holds itself keeps the tensors of its run.
+        pipe = weakref.ref(run.pipe)
 
-    def _encoded(self, encode: Any, run: Run, *args: Any, **options: Any) -> Any:
-        # Not longer: diffusers reads from the name how adapters for the encoder are written.
-        with ExitStack() as around:
-            for encoder in self._encoders:
-                around.enter_context(patched(encoder, _NAME, encoder))
-            return encode(run.pipe, *args, **options)
+        def helped(*args: Any, **options: Any) -> Any:
+            # Not longer: diffusers reads from the name how adapters for the encoder are written.
+            with ExitStack() as around:
+                for encoder in encoders:
+                    around.enter_context(patched(encoder, _NAME, encoder))
+                return encode(pipe(), *args, **options)
+
+        untyped: Any = helped
+        untyped.__signature__ = method_signature(encode)
+        put(run.pipe, "encode_prompt", helped)
 
 
 def _needs_help(name: str, part: Any) -> bool:
