@@ -73,6 +73,9 @@ class Keys:
     held = Key(
         "stage:{}:held", "zset", "queued id by when its affinity key lets go", "while not empty"
     )
+    clients = Key(
+        "stage:{}:clients", "zset", "client by when its next request counts as sent", "while ahead"
+    )
     turn = Key("stage:{}:turn", "string", "round-robin counter", "kept")
     models = Key("models", "hash", "model name to its stage and abilities", "kept")
     orphaned = Key(
@@ -150,6 +153,9 @@ RECORD: Final = (
     Field("shares", "submit, edit", "claim"),
     Field("overtaken", "claim", "claim"),
     Field("held_until", "submit, requeue", "claim"),
+    Field("client", "submit", "finish, clients", str, ""),
+    Field("client_s", "submit", "finish"),
+    Field("counted_at", "submit", "submit, edit", _number, ""),
     Field("webhook", "submit", "outbox, clients", json.loads, "null"),
     Field("webhook_tries", "outbox_take", "outbox, clients", int, "0"),
     Field("webhook_since", "outbox_take", "outbox"),

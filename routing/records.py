@@ -79,6 +79,8 @@ class Records:
             new.fingerprint,
             self._score(now, new.priority),
             new.parameters.work(),
+            new.client,
+            self._settings.priority_age_s,
             fields={
                 "parameters": json.dumps(new.parameters.to_json()),
                 "kind": new.parameters.kind,
@@ -161,7 +163,9 @@ class Records:
         if expires_in is not None:
             fields["start_by"] = number_field(request.created_at + expires_in)
         score = (
-            "" if priority is request.priority else repr(self._score(request.created_at, priority))
+            ""
+            if priority is request.priority
+            else repr(self._score(request.counted_at or request.created_at, priority))
         )
         answer = self._scripts.call(
             "edit", request.id, request.revision, request.status, score, fields=fields

@@ -135,6 +135,11 @@ class RequestBodySchema(_GenerationSchema):
         editable=Editable.NEVER,
         example="user-42",
     )
+    client = ShortTextField(
+        "Whose request it is: those of different clients are served in turns, by their work.",
+        editable=Editable.NEVER,
+        example="user-42",
+    )
     expires_in = _WaitField(metadata=described("Seconds within which it must start.", minimum=0))
     timeout = _WaitField(
         metadata=described("Seconds it may run.", editable=Editable.RUNNING, minimum=0)

@@ -107,6 +107,7 @@ def _read(
         metadata=given.get("metadata", {}),
         webhook=_webhook(given["webhook"]) if given.get("webhook") else None,
         affinity_key=given.get("affinity_key", ""),
+        client=given.get("client", ""),
     )
     return submission, inputs, given
 

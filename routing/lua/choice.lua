@@ -131,6 +131,26 @@ local function by_affinity(names, affinity)
   return best
 end
 
+-- From when a new request counts as sent, so that clients take turns by the work that they ask for: start-time
+-- fair queueing (Goyal, Vin & Cheng 1996). The first that waits is the virtual time; each request puts the next
+-- one of its client back by the seconds that the stage needs for it, within a bound. Requests of nobody are those
+-- of one client, once there is another. Returns that, and the seconds.
+local function in_turn(stage, client, work, now, names, put_back)
+  if client == '' and redis.call('ZCARD', key.clients(stage)) == 0 then return now, '' end
+  local first = redis.call('ZRANGE', key.spare(stage), 0, 0)[1]
+  local begun = first and tonumber(redis.call('HGET', key.request(first), field.counted_at) or now) or tonumber(now)
+  redis.call('ZREMRANGEBYSCORE', key.clients(stage), '-inf', begun)
+  local sum, known = 0, 0
+  for _, name in ipairs(names) do
+    local rate = rate_of(name)
+    if rate then sum, known = sum + rate, known + 1 end
+  end
+  local seconds = known > 0 and sum / known * work / #names or 1
+  local counted_at = tonumber(redis.call('ZSCORE', key.clients(stage), client) or begun)
+  redis.call('ZADD', key.clients(stage), string.format('%.17g', counted_at + seconds), client)
+  return math.min(counted_at, begun + put_back), string.format('%.17g', seconds)
+end
+
 -- Seconds in which some queue of the stage becomes one shorter; nil while no rate is known.
 local function seconds_to_room(names)
   local _, seconds = lowest(names, function(name)

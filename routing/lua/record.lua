@@ -125,7 +125,11 @@ local function note_orphaned(id, now) redis.call('ZADD', key.orphaned, now, id) 
 
 -- The one way into a terminal state. Further name, value pairs are set with it.
 local function finish(id, status, now, ...)
-  local replica, attempt, hidden = get(key.request(id), field.replica, field.attempt, field.hidden)
+  local replica, attempt, hidden, stage, client_s, client, begun = get(key.request(id), field.replica,
+    field.attempt, field.hidden, field.stage, field.client_s, field.client, field.begun)
+  if client_s and client_s ~= '' and begun ~= '1' and redis.call('ZSCORE', key.clients(stage), client) then
+    redis.call('ZINCRBY', key.clients(stage), '-' .. client_s, client)  -- it took nothing
+  end
   dequeue(id, replica)
   redis.call('SREM', key.running(replica), id)
   redis.call('DEL', key.preview(id))

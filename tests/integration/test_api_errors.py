@@ -68,9 +68,22 @@ def test_of_many_unknown_fields_the_first_are_told_and_all_are_counted(
     assert len(answer.data) < 10_000
 
 
-def test_a_form_has_a_thousand_fields_at_most(api: Api, replica: PlayedReplica) -> None:
-    answer = api.client.post("/v1/requests", data={str(number): 1 for number in range(1001)})
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        ("a=1&" * 1001, "more than 1000 fields"),
+        ("prompt=" + "%41" * 100_001, "more than 100000 characters as %XX"),
+        ("seed=[" + "1,," * 40_000 + "&width=" + ",1" * 40_000, "more than 100000 commas"),
+    ],
+)
+def test_a_form_of_too_many_parts_is_malformed(
+    api: Api, replica: PlayedReplica, form: str, fault: str
+) -> None:
+    answer = api.client.post(
+        "/v1/requests", data=form, content_type="application/x-www-form-urlencoded"
+    )
     assert (answer.status_code, error_of(answer)["code"]) == (400, "malformed_request")
+    assert fault in error_of(answer)["message"]
 
 
 def test_a_body_that_is_too_large_is_413(api_settings: Settings, open_api: ApiOpener) -> None:

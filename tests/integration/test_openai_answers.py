@@ -101,7 +101,8 @@ def test_generations(api: Api, editing: PlayedReplica) -> None:
     assert (body["size"], body["output_format"], body["model"]) == ("96x64", "png", "tiny")
     assert body["usage"]["peak_memory_mb"] == 300.0
     assert body["metrics"]["stage_durations"]["denoise"] == 0.5
-    assert [line.split()[0] for line in body["warnings"]] == ["user", "quality"]
+    assert [line.split()[0] for line in body["warnings"]] == ["quality"]
+    assert request.client == "me"
 
 
 def test_urls_are_absolute_and_lead_to_the_files(api: Api, editing: PlayedReplica) -> None:

@@ -66,17 +66,25 @@ class RecordMachine(RuleBasedStateMachine):
         priority=st.sampled_from(list(Priority)),
         expires_in=st.sampled_from([None, 2.0]),
         affinity_key=st.sampled_from(["", "", "a", "b"]),
+        client=st.sampled_from(["", "", "x", "y"]),
         steps=st.sampled_from([1, 4, 16]),
         task=st.sampled_from(TASKS),
     )
     def submit(
-        self, priority: Priority, expires_in: float | None, affinity_key: str, steps: int, task: str
+        self,
+        priority: Priority,
+        expires_in: float | None,
+        affinity_key: str,
+        client: str,
+        steps: int,
+        task: str,
     ) -> str:
         self._beat_all()
         request = self.world.submit(
             priority=priority,
             expires_in=expires_in,
             affinity_key=affinity_key,
+            client=client,
             parameters=parameters(num_inference_steps=steps, task=task),
         )
         self.alive.add(request.id)
