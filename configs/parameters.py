@@ -203,7 +203,7 @@ class Parameters:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready mapping of all parameters, None included."""
-        # Not by `asdict`, which copies each value by itself: ten times as long, in each submit.
+        # Not by `asdict`, which copies each value by itself: six times as long, in each submit.
         values = {name: getattr(self, name) for name in PARAMETERS}
         values["lora"] = [asdict(each) for each in self.lora]
         return values
