@@ -223,7 +223,8 @@ def test_steps_that_draw_noise_draw_each_requests_own(
     batches: Batches, parameters: MakeParameters, name: str
 ):
     for asked in (one_output_each(parameters), several_outputs(parameters)):
-        named = [each.with_changes({"scheduler": name}) for each in asked]
+        few = {"scheduler": name, "num_inference_steps": 3}
+        named = [each.with_changes(few) for each in asked]
         alone = batches.alone(named)
         again = [batches.engine.generate(each, Recorder()) for each in named]
         batches.encoded.clear()
