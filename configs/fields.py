@@ -36,11 +36,12 @@ def readers(*kinds: type) -> dict[str, fields.Field[Any]]:
 _NEAR: Final = 0.6
 _VERY_NEAR: Final = 0.85
 _SHORTEST_PART: Final = 4
+_LONGEST: Final = 100  # characters of a name that are looked at
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant: much alike, else a part of it, or alike."""
-    name, known = name.lower(), list(known)
+    name, known = name[:_LONGEST].lower(), list(known)
     alike = get_close_matches(name, known, n=1, cutoff=_VERY_NEAR)
     if not alike and len(name) >= _SHORTEST_PART:
         alike = [other for other in known if other in name or name in other]

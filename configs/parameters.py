@@ -172,7 +172,8 @@ class Parameters:
         default="default_lora", stage_default=True)] = ()
     image: Annotated[tuple[str, ...], Parameter(
         "Input picture, or a list of them: PNG, JPEG or WebP as a data URL, or files in a form. "
-        "Width and height follow the first one where neither is given.",
+        "Where neither width nor height is given, the output has the shape of the first one and "
+        "about as many pixels as is usual for the model.",
         tasks=FROM_IMAGE_TASKS)] = ()
     mask_image: Annotated[str | None, Parameter(
         "Mask as large as `image`: what is white or transparent in it is painted anew.",
@@ -229,13 +230,26 @@ class Parameters:
         each = self.width * self.height * (self.num_frames or 1)
         return min(steps * each * self.num_outputs_per_prompt, _MOST_WORK)
 
+    def shares(self) -> str:
+        """Return what requests have in common that can share calls of the denoiser.
+
+        Empty for one that shares with nobody.
+        """
+        if self.deterministic:
+            return ""
+        adapters = "+".join(sorted(f"{each.name}:{each.scale:g}" for each in self.lora or ()))
+        return f"{self.task} {self.width}x{self.height}x{self.num_frames or 1} {adapters}".strip()
+
     def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with ``changes`` laid over it; raises TypeError for an unknown name."""
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready mapping of all parameters, None included."""
-        return asdict(self)
+        # Not by `asdict`, which copies each value by itself: ten times as long, in each submit.
+        values = {name: getattr(self, name) for name in PARAMETERS}
+        values["lora"] = [asdict(each) for each in self.lora]
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -42,6 +42,7 @@ class Family:
         last_image_key: Entry of the denoiser's configuration that is set where the weights need a
             first and a last image; requests have a field for the first alone.
         decodes_in_tiles: The autoencoder can do nothing without tiles.
+        as_large_as_image: Edits an image in its own size, and takes no other.
     """
 
     start: str
@@ -59,6 +60,7 @@ class Family:
     image_to_video: str | None = None
     last_image_key: str | None = None
     decodes_in_tiles: bool = False
+    as_large_as_image: bool = False
 
 
 # pipeline_wan_i2v.py: `image` of one picture is repeated for the batch; `pos_embed_seq_len` is that
@@ -99,6 +101,8 @@ FAMILIES = (
     # The model card says one to three.
     Family("QwenImageEditPlusPipeline", max_images=3),
     Family("SkyReels", fps=24.0),
+    # pipeline_stable_diffusion_instruct_pix2pix.py: `height, width = image_latents.shape[-2:]`.
+    Family("StableDiffusionInstructPix2Pix", as_large_as_image=True),
     _WAN,
     # Wan 2.2 5B: these weights alone were trained for both tasks, and at 24 frames in a second.
     replace(_WAN, told_by="expand_timesteps", fps=24.0, image_to_video="WanImageToVideoPipeline"),

@@ -235,6 +235,9 @@ class RequestObjectSchema(AnswerSchema):
         lambda shown: shown.request.affinity_key or None,
         allow_none=True,
     )
+    client = text(
+        "Whose request it is.", lambda shown: shown.request.client or None, allow_none=True
+    )
     queue_position = whole(
         "1 for the next; null unless queued.", attrgetter("queue_position"), allow_none=True
     )

@@ -14,7 +14,9 @@ from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from scripts.lab.families import save_family
 from tests.engine.batches import Batches
+from tests.engine.forked_ranks import ForkedRank
 from tests.engine.toy_denoiser import Requests
+from workers.devices import rank_processes
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
@@ -65,20 +67,29 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def small_edits() -> Iterator[None]:
-    """Pipelines that scale the image that they edit to a million pixels scale it to a 64th of it.
-
-    What they do with it is the same, and takes seconds less in each call.
-    """
-    dimensions = pipeline_qwenimage_edit.calculate_dimensions
-    sizes = [(w // 8, h // 8) for w, h in pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS]
+def small_references() -> Iterator[None]:
+    """Editing models scale the image that they get to a million pixels: here to a 64th of it."""
+    calculated = pipeline_qwenimage_edit.calculate_dimensions
+    preferred = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             pipeline_qwenimage_edit,
             "calculate_dimensions",
-            lambda area, ratio: dimensions(area // 64, ratio),
+            lambda area, ratio: calculated(area // 64, ratio),
         )
-        patch.setattr(pipeline_flux_kontext, "PREFERRED_KONTEXT_RESOLUTIONS", sizes)
+        patch.setattr(
+            pipeline_flux_kontext,
+            "PREFERRED_KONTEXT_RESOLUTIONS",
+            [(width // 8, height // 8) for width, height in preferred],
+        )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_ranks() -> Iterator[None]:
+    """Ranks import nothing: a process that has done so is forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "start_process", ForkedRank)
         yield
 
 

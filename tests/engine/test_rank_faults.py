@@ -14,10 +14,11 @@ import torch
 
 from configs.errors import DeviceLost, ModelLoadFailed, NonFiniteOutput
 from tests.engine.conftest import MakeParameters, SavedFamily, plan
+from tests.engine.forked_ranks import ranks
 from tests.engine.rank_hooks import Scarce, Unmovable
 from tests.engine.recorder import Recorder
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
-from tests.engine.test_ranks import change, ranks
+from tests.engine.test_ranks import change
 from tests.engine.test_sharing import difference
 from tests.waiting import wait_until
 from workers.devices import rank_processes

@@ -20,10 +20,11 @@ from configs.stage_config import (
     StageConfig,
 )
 from tests.engine.conftest import MakeParameters, SavedFamily, patient, plan
+from tests.engine.forked_ranks import ranks
 from tests.engine.rank_hooks import refuse
 from tests.engine.recorder import Recorder
 from tests.engine.test_denoiser_copies import adapter_weights, latents
-from tests.engine.test_ranks import change, ranks, same
+from tests.engine.test_ranks import change, same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from workers.devices import rank_processes
 from workers.engine.engine import Engine

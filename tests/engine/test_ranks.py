@@ -10,7 +10,6 @@ from pickle import PicklingError
 from typing import Any
 
 import diffusers
-import psutil
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from configs.errors import DeviceLost, ModelLoadFailed
 from configs.stage_config import EngineArgs, ParallelConfig, PipelineSettings, Quantization
 from scripts.lab.families import FAMILIES
 from tests.engine.conftest import SavedFamily
+from tests.engine.forked_ranks import ranks
 from tests.engine.gguf_files import quantized_file
 from tests.engine.rank_hooks import refuse_any
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
@@ -40,11 +40,6 @@ def own_threads() -> Iterator[None]:
     """A plan of two cores sets two torch threads for what is not the denoiser."""
     yield
     torch.set_num_threads(1)
-
-
-def ranks() -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [each for each in found if "workers.devices.rank" in each.cmdline()]
 
 
 def change(

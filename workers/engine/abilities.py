@@ -11,12 +11,12 @@ from configs.fields import choices, nearest
 from configs.parameters import ARGUMENTS, FROM_IMAGE_TASKS, PARAMETERS, Abilities
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import arguments_of, default_negative_prompt, default_of
+from workers.engine.loading.scheduler_check import right_schedulers
 from workers.engine.pipelines import max_prompt_tokens, task_classes
 from workers.engine.schedulers import (
     from_first_step,
     most_steps,
     nearest_scheduler,
-    offered_schedulers,
 )
 from workers.families import (
     FRAME_COUNTS,
@@ -104,7 +104,7 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         if "strength" in arguments_of(found)
     ]
     true_cfg_scale = defaults.get("true_cfg_scale", default_of(taken, "true_cfg_scale"))
-    schedulers = offered_schedulers(pipe.scheduler, classes.values())
+    schedulers = right_schedulers(pipe.scheduler, classes.values())
     multiple = size_multiple(pipe)
     width, height = _default_size(pipe, multiple)
     steps = defaults.get("num_inference_steps") or default_of(taken, "num_inference_steps") or 50

@@ -24,7 +24,7 @@ from workers.engine.arguments import Inputs, arguments_of, left_out
 from workers.engine.generation import byte_frames
 from workers.engine.schedulers import is_flow, made_scheduler, staged_sigmas
 from workers.families import FRAME_COUNTS, family_of
-from workers.patches import put
+from workers.patches import note_device, put
 
 # Tokenizers without a limit say 1e30.
 _SANE = 1_000_000
@@ -267,6 +267,8 @@ class PipelineCopies:
         self._pipes = task_pipelines(pipe)
         self._sigmas = staged_sigmas(pipe.scheduler)
         self.classes = {task: type(each) for task, each in self._pipes.items()}
+        for each in self._pipes.values():
+            note_device(each)
         pipes = self._pipes.items() if frames_as_bytes else ()
         found = {task: byte_frames(each) for task, each in pipes}
         self._frames = {task: each for task, each in found.items() if each is not None}
