@@ -129,7 +129,8 @@ def _serving_error(error: ServingError) -> ErrorAnswer:
         headers["X-Should-Retry"] = "true" if error.retryable else "false"
     if error.retry_after is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after))
-    return ErrorAnswer(error.status, error.code, error.message, error.param, error.details, headers)
+    details = error.details[: error.most_details]
+    return ErrorAnswer(error.status, error.code, error.message, error.param, details, headers)
 
 
 def _redis_error(error: RedisError) -> ErrorAnswer:

@@ -66,6 +66,7 @@ class ReplicaObjectSchema(AnswerSchema):
     )
     completed = whole("Requests that succeeded there.")
     failed = whole("Requests that failed there.")
+    stolen = whole("Requests that it took from the queues of busy replicas.")
     restarts = whole("Processes it has had before this one.")
     started_at = SecondsField("When its process started.", attrgetter("heartbeat.started_at"))
     last_heartbeat_at = SecondsField("When it was last heard of.", attrgetter("heartbeat_at"))

@@ -30,6 +30,7 @@ class ServingError(Exception):
     Attributes:
         status: HTTP status of the answer.
         code: Stable word for programs.
+        most_details: How many wrong fields are told at most; None for all.
         retryable: Whether sending the same request again may succeed.
         message: One sentence or more for people.
         param: Path of the field that is wrong, such as `width` or `stages[0].runtime.devices`.
@@ -39,6 +40,7 @@ class ServingError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    most_details: ClassVar[int | None] = None
     retryable: bool = False
 
     def __init__(
@@ -64,9 +66,11 @@ class ServingError(Exception):
     @classmethod
     def from_details(cls, details: Sequence[FieldError], heading: str = "") -> Self:
         """Make one error of several wrong fields, its message a line for each under the heading."""
-        lines = [f"{detail.param}: {detail.message}" for detail in details]
+        shown = details[: cls.most_details]
+        lines = [f"{detail.param}: {detail.message}" for detail in shown]
         if heading and len(lines) > 1:
-            lines = [f"{heading} ({len(lines)} errors)", *(f"  - {line}" for line in lines)]
+            told = f"; the first {len(shown)}" if len(details) > len(shown) else ""
+            lines = [f"{heading} ({len(details)} errors{told})", *(f"  - {line}" for line in lines)]
         elif heading:
             lines = [f"{heading}: {line}" for line in lines]
         return cls("\n".join(lines), details=details)
@@ -90,6 +94,7 @@ class InvalidRequest(ServingError):
 
     status = 422
     code = "invalid_parameter"
+    most_details = 20
 
 
 class Unauthorized(ServingError):

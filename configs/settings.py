@@ -103,6 +103,10 @@ class Settings:
         max_wait_s: Longest that one call may be held by `Prefer: wait`.
         preview_every_s: Least time between two previews of a running request.
         routing_policy: How a replica is chosen: `round_robin` or `least_work`.
+        affinity_patience_s: Waiting time after which any idle replica may take a request that has
+            an `affinity_key`.
+        max_overtaken: Times that a waiting request may be overtaken by others which can share steps
+            with what runs; 0 for none.
         max_waiting_per_replica: Requests that may wait for one replica; above that 429.
         max_waiting_per_stage: Requests that may wait for all replicas of a stage; above that 429.
         max_long_polls: Held calls and event streams at a time, for each API process.
@@ -147,6 +151,8 @@ class Settings:
     max_wait_s: Annotated[float, _seconds(0, 3600)] = 60.0
     preview_every_s: Annotated[float, _seconds(0, 3600)] = 0.5
     routing_policy: Annotated[str, OneOf(*ROUTING_POLICIES)] = "round_robin"
+    affinity_patience_s: Annotated[float, _seconds(0, _YEAR_S)] = 10.0
+    max_overtaken: Annotated[int, _whole(0, 1_000_000, "times")] = 8
     max_waiting_per_replica: Annotated[int, _whole(1, 1_000_000, "requests")] = 1000
     max_waiting_per_stage: Annotated[int, _whole(1, 10_000_000, "requests")] = 10_000
     max_long_polls: Annotated[int, _whole(1, 10_000, "calls")] = 256

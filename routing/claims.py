@@ -11,6 +11,7 @@ import base64
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from redis import Redis
 
@@ -40,6 +41,22 @@ class Moved:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request that a replica has taken, and whether it could take another one's next."""
+
+    request: Request
+    others_wait: bool
+
+
+class Finished(IntEnum):
+    """What became of an outcome."""
+
+    NOT_OURS = 0
+    RECORDED = 1
+    OTHERS_WAIT = 2  # recorded, and the replica could take another one's request next
+
+
 class MustRunAlone(Exception):
     """Raised where a request that was in a crash waits, or runs: it runs alone on its replica."""
 
@@ -56,18 +73,24 @@ class Claims:
         self._scripts = Scripts(redis, settings.redis_prefix)
         self._clock = clock
 
-    def claim(self, replica: str, incarnation: str) -> Request | None:
+    def claim(self, replica: str, incarnation: str) -> Claim | None:
         """Take the first request of the replica's queue; None where nothing waits.
+
+        Where that queue is empty it is the first of the stage that waits for another replica. One
+        that can share steps with what runs there may overtake others, within MAX_OVERTAKEN.
 
         Raises:
             MustRunAlone: Something waits, and may not share the replica with what runs there now.
         """
-        pairs = self._scripts.call("claim", replica, incarnation, self._clock())
-        if not pairs:
+        most = self._settings.max_overtaken
+        answer = self._scripts.call("claim", replica, incarnation, self._clock(), most)
+        if not answer:
             return None
-        if pairs == "alone":
+        if answer == "alone":
             raise MustRunAlone
-        return Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True)))
+        pairs, others_wait = answer
+        request = Request.from_hash(dict(zip(pairs[::2], pairs[1::2], strict=True)))
+        return Claim(request, bool(others_wait))
 
     def progress(
         self, request: Request, step: int, steps: int, step_s: float | None
@@ -98,12 +121,12 @@ class Claims:
             _PREVIEW_KEPT_S,
         )
 
-    def finish(self, request: Request, outcome: Outcome) -> bool:
-        """Record how a claimed request ended; False where the claim no longer held.
+    def finish(self, request: Request, outcome: Outcome) -> Finished:
+        """Record how a claimed request ended, unless the claim no longer held.
 
         Nor where it was told to stop: then it is canceled, and its files are to be removed.
         """
-        return bool(
+        return Finished(
             self._scripts.call(
                 "finish",
                 request.id,
@@ -127,8 +150,15 @@ class Claims:
         return self._requeue(request, "", "none")
 
     def move_crashed(self, request: Request) -> Moved | None:
-        """Give a request another attempt whose replica died; None where it ended by that."""
+        """Give a request another attempt that broke its replica; None where it ended by that."""
         return self._requeue(request, request.owner, "crash")
+
+    def move_from_dead(self, request: Request) -> Moved | None:
+        """Give a request another attempt whose process is gone; None where it ended by that.
+
+        Nor where the process lives, whatever was read of it before.
+        """
+        return self._requeue(request, request.owner, "death")
 
     def expire(self) -> int:
         """End the waiting requests whose time to start is over; return how many there were."""
@@ -145,15 +175,17 @@ class Claims:
         return read_requests(self._redis, self._keys, sorted(ids))
 
     def _requeue(self, request: Request, owner: str, blame: str) -> Moved | None:
+        now = self._clock()
         answer = self._scripts.call(
             "requeue",
             request.id,
             request.attempt,
             owner,
-            self._clock(),
+            now,
             blame,
             self._settings.max_attempts,
             self._settings.routing_policy,
+            now + self._settings.affinity_patience_s,
         )
         if answer[0] != "queued":
             return None

@@ -64,6 +64,18 @@ class Keys:
     replicas = Key("replicas", "zset", "name by the expiry of its heartbeat", "with the replica")
     drained = Key("drained", "set", "names out of the rotation by hand", "until resumed")
     ready = Key("stage:{}:ready", "zset", "names in the rotation by expiry", "kept")
+    spare = Key(
+        "stage:{}:waiting",
+        "zset",
+        "queued id that any replica may take, by score",
+        "while not empty",
+    )
+    held = Key(
+        "stage:{}:held", "zset", "queued id by when its affinity key lets go", "while not empty"
+    )
+    clients = Key(
+        "stage:{}:clients", "zset", "client by when its next request counts as sent", "while ahead"
+    )
     turn = Key("stage:{}:turn", "string", "round-robin counter", "kept")
     models = Key("models", "hash", "model name to its stage and abilities", "kept")
     orphaned = Key(
@@ -111,7 +123,7 @@ RECORD: Final = (
     Field("kind", "submit, edit", "lists"),
     Field("work", "submit, edit", "choice of a replica"),
     Field("status", "submit, claim, requeue, finish", "every script, clients", str),
-    Field("replica", "submit, requeue", "every script, clients", str),
+    Field("replica", "submit, requeue, claim", "every script, clients", str),
     Field("attempt", "submit, requeue", "fences of a claim, clients", int),
     Field("crashes", "submit, requeue", "claim, clients", int),
     Field("crashed_beside", "claim, requeue", "requeue"),
@@ -138,6 +150,12 @@ RECORD: Final = (
     Field("metadata", "submit", "clients", json.loads, "{}"),
     Field("idempotency_key", "submit", "cancel, forget"),
     Field("affinity_key", "submit", "requeue, clients", str, ""),
+    Field("shares", "submit, edit", "claim"),
+    Field("overtaken", "claim", "claim"),
+    Field("held_until", "submit, requeue", "claim"),
+    Field("client", "submit", "finish, clients", str, ""),
+    Field("client_s", "submit", "finish"),
+    Field("counted_at", "submit", "submit, edit", _number, ""),
     Field("webhook", "submit", "outbox, clients", json.loads, "null"),
     Field("webhook_tries", "outbox_take", "outbox, clients", int, "0"),
     Field("webhook_since", "outbox_take", "outbox"),
@@ -177,6 +195,7 @@ TOTALS: Final = (
     Field("completed", "finish", "clients", int, "0"),
     Field("failed", "finish, requeue", "clients", int, "0"),
     Field("restarts", "heartbeat", "clients", int, "0"),
+    Field("stolen", "claim", "clients", int, "0"),
     Field("busy_from", "claim, finish", "choice of a replica"),
     Field("busy_s", "finish", "choice of a replica"),
     Field("busy_work", "finish", "choice of a replica"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import posixpath
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +17,7 @@ from configs.errors import OutputWriteFailed
 from configs.settings import Settings
 from routing.keys import Keys
 
+_OUTPUT: Final = re.compile(r"\.?(\d+)-\d+\.")  # {attempt}-{number}.png, and while it is written
 _logger = logging.getLogger(__name__)
 
 
@@ -89,14 +91,25 @@ class OutputStore:
         except FileNotFoundError:
             return
 
+    def remove_attempts_before(self, request_id: str, attempt: int) -> None:
+        """Remove the outputs of a request's earlier attempts, whole ones and others."""
+        for base in self._bases(request_id):
+            output = _OUTPUT.match(base)
+            if output is not None and int(output[1]) < attempt:
+                self.remove_file(f"{request_id}/{base}")
+
     def names(self, request_id: str) -> list[str]:
         """Return the names of a request's files, whole ones only."""
+        return [f"{request_id}/{base}" for base in self._bases(request_id) if base[0] != "."]
+
+    def _bases(self, request_id: str) -> list[str]:
+        folder = self._path(request_id)
+        self._fs.invalidate_cache(folder)
         try:
-            found: list[str] = self._fs.ls(self._path(request_id), detail=False)
+            found: list[str] = self._fs.ls(folder, detail=False)
         except FileNotFoundError:
             return []
-        bases = sorted(posixpath.basename(path) for path in found)
-        return [f"{request_id}/{base}" for base in bases if not base.startswith(".")]
+        return sorted(posixpath.basename(path) for path in found)
 
     def _write_once(self, name: str, data: bytes) -> None:
         path = self._path(name)

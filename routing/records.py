@@ -79,12 +79,18 @@ class Records:
             new.fingerprint,
             self._score(now, new.priority),
             new.parameters.work(),
+            new.client,
+            self._settings.priority_age_s,
             fields={
                 "parameters": json.dumps(new.parameters.to_json()),
                 "kind": new.parameters.kind,
+                "shares": new.parameters.shares(),
                 "priority": new.priority,
                 "start_by": number_field(None if new.expires_in is None else now + new.expires_in),
                 "timeout": number_field(new.timeout),
+                "held_until": number_field(
+                    now + self._settings.affinity_patience_s if new.affinity_key else None
+                ),
                 "metadata": json.dumps(dict(new.metadata)),
                 "webhook": new.webhook.to_text() if new.webhook else "",
                 "warnings": json.dumps(list(new.warnings)),
@@ -149,6 +155,7 @@ class Records:
         fields: dict[str, Any] = {
             "parameters": json.dumps(parameters.to_json()),
             "kind": parameters.kind,
+            "shares": parameters.shares(),
             "priority": priority,
             "timeout": number_field(timeout),
             "work": str(parameters.work()),
@@ -156,7 +163,9 @@ class Records:
         if expires_in is not None:
             fields["start_by"] = number_field(request.created_at + expires_in)
         score = (
-            "" if priority is request.priority else repr(self._score(request.created_at, priority))
+            ""
+            if priority is request.priority
+            else repr(self._score(request.counted_at or request.created_at, priority))
         )
         answer = self._scripts.call(
             "edit", request.id, request.revision, request.status, score, fields=fields

@@ -95,6 +95,7 @@ class Replica:
     completed: int
     failed: int
     restarts: int
+    stolen: int
 
     @property
     def name(self) -> str:
@@ -190,6 +191,7 @@ class HeartbeatAnswer:
         waiting: Requests in its queue.
         unannounced: How many of these have no message in Celery's queue; while it has room, as many
             wake-ups got lost.
+        elsewhere: Requests that it could take from the queues of others, its own being empty.
         superseded: Whether the name belongs to a newer process.
         drain: The operator's command, if there is one.
     """
@@ -197,6 +199,7 @@ class HeartbeatAnswer:
     state: ReplicaState
     waiting: int
     unannounced: int = 0
+    elsewhere: int = 0
     superseded: bool = False
     drain: DrainCommand | None = None
 
@@ -244,9 +247,14 @@ class Registry:
         )
         if answer[0] == "superseded":
             return HeartbeatAnswer(ReplicaState.GONE, 0, superseded=True)
-        state, waiting, unannounced, told_at, seconds, ends = answer
-        drain = DrainCommand(told_at, float(seconds), ends == "1") if told_at else None
-        return HeartbeatAnswer(ReplicaState(state), int(waiting), int(unannounced), drain=drain)
+        state, waiting, unannounced, told_at, seconds, ends, elsewhere = answer
+        return HeartbeatAnswer(
+            state=ReplicaState(state),
+            waiting=int(waiting),
+            unannounced=int(unannounced),
+            elsewhere=int(elsewhere),
+            drain=DrainCommand(told_at, float(seconds), ends == "1") if told_at else None,
+        )
 
     def publish_model(self, model: LoadedModel) -> None:
         """Publish what a loaded model can do, for the checks of the API."""

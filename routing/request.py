@@ -154,6 +154,8 @@ class Request:
         cancel: Whether it was told to stop and has not yet.
         affinity_key: Requests of one key go to one replica, as far as they can; empty for none.
         webhook: What its client wants to be told, and where; None for nothing.
+        client: Whose it is, for fairness among clients; empty for nobody's.
+        counted_at: Moment from which its place in the queue counts; None for `created_at`.
     """
 
     id: str
@@ -184,6 +186,8 @@ class Request:
     metadata: Mapping[str, str]
     affinity_key: str = ""
     webhook: Webhook | None = None
+    client: str = ""
+    counted_at: float | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -225,6 +229,7 @@ class Submission:
         idempotency_key: The client's own name for this submit; empty for none.
         fingerprint: Hash of the body, to tell the same submit from another with the same key.
         affinity_key: Requests of one key go to one replica, as far as they can; empty for none.
+        client: Whose it is, for fairness among clients; empty for nobody's.
     """
 
     id: str
@@ -240,6 +245,7 @@ class Submission:
     idempotency_key: str = ""
     fingerprint: str = "-"
     affinity_key: str = ""
+    client: str = ""
 
 
 class Accepted(NamedTuple):

@@ -267,6 +267,7 @@ class Router:
             NotFound: There is no such replica.
         """
         self._command(name, Command.RESUME)
+        self._broker.wake(name, "-", 0)  # requests may wait for other replicas
         for request in self._claims.waiting_at(name):
             # While it was drained it has taken the wake-ups of these, and left them where they are.
             self._broker.wake(name, request.id, request.attempt)
@@ -288,7 +289,7 @@ class Router:
 
     def move_crashed(self, request: Request) -> None:
         """Give a request whose replica died to another, unless it crashed too often."""
-        if move := self._claims.move_crashed(request):
+        if move := self._claims.move_from_dead(request):
             _logger.warning(
                 "%s crashed while it ran %s; attempt %d goes to %s",
                 request.replica, request.id, move.attempt, move.replica,

@@ -175,17 +175,20 @@ class HeartbeatThread:
     def _make_up_for_lost_wake_ups(self, answer: HeartbeatAnswer) -> None:
         idle = (
             answer.state is ReplicaState.READY
-            and answer.unannounced > 0
+            and (answer.unannounced > 0 or answer.elsewhere > 0)
             and self._source.has_room()
         )
         self._idle_heartbeats = self._idle_heartbeats + 1 if idle else 0
         # At the second one only: a wake-up may be on its way just now.
-        if self._idle_heartbeats >= 2:
+        if self._idle_heartbeats < 2:
+            return
+        self._idle_heartbeats = 0
+        if answer.unannounced > 0:
             _logger.warning(
                 "%d requests wait while there is room, and %d wake-ups got lost; sent again",
                 answer.waiting,
                 answer.unannounced,
             )
-            self._idle_heartbeats = 0
-            # For all of them: one at a time would cost two heartbeats for each.
-            self._source.wake_self(answer.unannounced)
+        # For all of its own: one at a time would cost two heartbeats for each. Who takes one of
+        # another's is told whether there are more.
+        self._source.wake_self(max(answer.unannounced, 1))

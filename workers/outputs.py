@@ -241,3 +241,10 @@ class OutputWriter:
                 self.store.remove_file(output.name)
             except Exception as error:  # noqa: BLE001 - any file system may fail in its own way
                 _logger.warning("%s could not be removed: %s", output.name, error)
+
+    def remove_earlier(self, request: Request) -> None:
+        """Remove what earlier attempts of a request stored, as :meth:`remove` does."""
+        try:
+            self.store.remove_attempts_before(request.id, request.attempt)
+        except Exception as error:  # noqa: BLE001 - any file system may fail in its own way
+            _logger.warning("files of %s could not be removed: %s", request.id, error)

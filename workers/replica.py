@@ -139,6 +139,7 @@ class ReplicaProcess:
         """Join the rotation: the queue is read from now on."""
         self._life.state = ReplicaState.READY
         self.heartbeats.send_now()
+        self.wake_self(1)  # requests may wait for other replicas
         _logger.info(
             "%s is ready: %s on %s", self.plan.name, self.plan.stage.model_name, self.plan.devices
         )
@@ -163,7 +164,7 @@ class ReplicaProcess:
         if self._life.state is ReplicaState.FAILED:
             return
         if self.runner is not None:
-            self.runner.finish_storing()
+            self.runner.finish()
             self._reporter.stop()
             self.runner.engine.close()
         self._life.state = ReplicaState.GONE

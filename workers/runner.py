@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from configs.errors import DeviceLost, GenerationFailed, ServingError, TimedOut
 from routing.broker import Broker
-from routing.claims import Claims, Moved, MustRunAlone
+from routing.claims import Claims, Finished, Moved, MustRunAlone
 from routing.request import Failure, Outcome, Request, Status, Timings
 from workers.engine.arguments import Inputs
 from workers.engine.engine import Engine, Generation
@@ -76,6 +76,8 @@ class Runner:
     def run_next(self) -> str | None:
         """Run the first request of the queue; return its id, None where nothing waited.
 
+        Where the queue is empty it is one that waits for another replica of the stage.
+
         Its outputs may still be on their way to the store then. Where as many as may run are, it
         waits until one is stored.
 
@@ -86,14 +88,17 @@ class Runner:
             return None
         with self.engine.request_coming():
             try:
-                request = self.claims.claim(self.name, self.incarnation)
+                claim = self.claims.claim(self.name, self.incarnation)
             except MustRunAlone:
                 self.held_back.append(None)
                 if not self.runs:  # what it had to wait for has ended just now
                     self._wake_held_back()
                 return None
-            if request is None:
+            if claim is None:
                 return None
+            request = claim.request
+            if claim.others_wait:
+                self._wake_self()  # it is read once there is room
             run = RunningRequest(request, self.reporter.wake, preview_every_s=self.preview_every_s)
             self.runs[request.id] = run
             if self._stopped_for is not None:  # claimed while the others were being stopped
@@ -109,12 +114,18 @@ class Runner:
             self._hand_to_storage(run, made)
         return request.id
 
-    def finish_storing(self) -> None:
-        """Wait until all that was made is stored and recorded; what comes later is stored at once.
+    def finish(self) -> None:
+        """Wait until all that was made is stored and recorded; leave no claim behind.
 
-        Called when nothing runs any more.
+        Called when nothing runs any more; a claim that would stay counted as a crash.
         """
         self._storage.shutdown()
+        try:
+            self._return(self._orphaned_claims())
+        except RedisError as error:
+            _logger.warning(
+                "what this replica still holds by the records is the sweep's: %s", error
+            )
 
     def cancel(self, request_id: str, attempt: int) -> bool:
         """Stop a run at its next step; False where it does not run here."""
@@ -158,16 +169,20 @@ class Runner:
         Raises:
             redis.RedisError: Redis did not answer; the next call does it.
         """
-        held = {
-            request.id: request
-            for request in self.claims.running_at(self.name)
-            if request.owner == self.incarnation
-        }
-        orphans = frozenset(held.keys() - self.runs.keys())
-        for request_id in orphans & self._orphans:
-            _logger.warning("%s was claimed and does not run; it is handed back", request_id)
-            self._wake_owner(self.claims.hand_back(held[request_id]))
-        self._orphans = orphans
+        orphans = self._orphaned_claims()
+        self._return([request for request in orphans if request.id in self._orphans])
+        self._orphans = frozenset(request.id for request in orphans)
+
+    def _orphaned_claims(self) -> list[Request]:
+        held = [
+            each for each in self.claims.running_at(self.name) if each.owner == self.incarnation
+        ]
+        return [request for request in held if request.id not in self.runs]
+
+    def _return(self, orphans: list[Request]) -> None:
+        for request in orphans:
+            _logger.warning("%s was claimed and does not run; it is handed back", request.id)
+            self._wake_owner(self.claims.hand_back(request))
 
     def _in_engine(self) -> int:
         return sum(not run.storing for run in list(self.runs.values()))
@@ -183,7 +198,10 @@ class Runner:
         with contextlib.suppress(IndexError):
             while True:
                 self.held_back.popleft()
-                self.broker.wake(self.name, "-", 0)
+                self._wake_self()
+
+    def _wake_self(self) -> None:
+        self.broker.wake(self.name, "-", 0)
 
     def _generate(self, run: RunningRequest) -> Generation | None:
         """Have the engine run a request; None where it ended without outputs, which is recorded."""
@@ -229,16 +247,25 @@ class Runner:
             self._room_to_store.release()
 
     def _record(self, run: RunningRequest, outcome: Outcome) -> None:
-        """Record how a run ended; where its claim no longer holds its files are removed."""
+        """Record how a run ended, and remove files that count for nothing.
+
+        They are its own where its claim no longer holds, and else those of an earlier attempt that
+        died between storing and recording them.
+        """
         request = run.request
         outcome = replace(outcome, step=run.step, steps=run.steps)
-        if not _insist(self.claims.finish, request, outcome):
+        finished = _insist(self.claims.finish, request, outcome)
+        if finished is Finished.OTHERS_WAIT and not self.closed.is_set():
+            self._wake_self()
+        if finished is Finished.NOT_OURS:
             _logger.warning(
                 "%s attempt %d ended unrecorded: it was canceled or moved to another replica",
                 request.id,
                 request.attempt,
             )
             self.writer.remove(outcome.outputs)
+        elif request.attempt > 1:
+            self.writer.remove_earlier(request)
 
     def _stopped(self, run: RunningRequest, why: Stop) -> Outcome | None:
         """Return how a stopped run ended; None where it goes on elsewhere."""

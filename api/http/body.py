@@ -15,6 +15,10 @@ from marshmallow import Schema, fields
 from configs.errors import MalformedRequest
 
 JSON: Final = "application/json"
+MAX_ENTRIES: Final = 100_000
+_MARKS: Final = ",:[{"
+_TOO_MANY: Final = f"it has more than {MAX_ENTRIES} commas, colons and brackets"
+_HALF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json_object() -> dict[str, Any]:
@@ -43,15 +47,24 @@ def parse_json(text: str) -> Any:
     """Return the value that a JSON text says.
 
     Raises:
-        ValueError: It is none, or one that other readers might read differently.
+        ValueError: It is none, or one that other readers might read differently, or has more
+            entries than any call has.
         RecursionError: It is nested too deep.
     """
+    if _marks(text) > MAX_ENTRIES:
+        raise ValueError(_TOO_MANY)
     value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_distinct)
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("it contains half of a surrogate pair, which is not text") from None
+    if _HALF_PAIR.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it contains half of a surrogate pair, which is not text") from None
     return value
+
+
+def _marks(text: str) -> int:
+    """Count what an entry needs; each takes up to a hundred bytes of memory for two of text."""
+    return sum(map(text.count, _MARKS))
 
 
 def fingerprint(body: dict[str, Any]) -> str:
@@ -78,6 +91,7 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 FORM: Final = "multipart/form-data"
+MAX_FIELDS: Final = 1000  # as many parts as werkzeug reads of a multipart form
 _PLAIN_FORM: Final = "application/x-www-form-urlencoded"
 _PART: Final = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<key>[^\[\]]*)\])?\Z")
 
@@ -100,6 +114,10 @@ def read_form(schema: Schema) -> dict[str, Any]:
         MalformedRequest: A name cannot be read, or is given twice.
         werkzeug.exceptions.RequestEntityTooLarge: It is larger than a body may be.
     """
+    if request.mimetype == _PLAIN_FORM:
+        _refuse_crowded(request.get_data())
+    if sum(_marks(text) for _, text in request.form.items(multi=True)) > MAX_ENTRIES:
+        raise MalformedRequest(f"The form cannot be read: {_TOO_MANY}.")
     found: dict[str, Any] = {}
     for name, text in request.form.items(multi=True):
         _put(found, name or "", _Value(text, schema))  # a part may come without a name
@@ -107,6 +125,17 @@ def read_form(schema: Schema) -> dict[str, Any]:
         with file.stream:
             _put(found, name or "", _Value(file.read(), schema))
     return found
+
+
+def _refuse_crowded(form: bytes) -> None:
+    if form.count(b"&") >= MAX_FIELDS:
+        raise MalformedRequest(f"The form has more than {MAX_FIELDS} fields.")
+    # Each escape takes 220 bytes while it is read; a picture in base64 has one in 34 bytes.
+    most = max(MAX_ENTRIES, len(form) // 32)
+    if form.count(b"%") > most:
+        raise MalformedRequest(
+            f"The form has more than {most} characters as %XX; send it as {FORM}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

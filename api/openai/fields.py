@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from marshmallow import ValidationError, fields
 
 from api.http.body import read_body
-from api.http.fields import SizeField, described
+from api.http.fields import MAX_NAME, SizeField, described
 from api.models.catalog import Catalog, ServedModel
 from api.requests.checks import picked_task
 from api.requests.schema import RequestBodySchema
@@ -75,7 +75,7 @@ class OpenAISchema(RequestBodySchema):
     )
     output_format = FormatField(*OUTPUT_FORMATS, "jpg", metadata=described("File format."))
     stream: Flag = NoStreamField(metadata=described("Only false."))
-    user = IgnoredField()
+    user = fields.Raw(metadata=described("Whose request it is, as `client` of a native one."))
     safety_identifier = IgnoredField()
     quality = IgnoredField()
     style = IgnoredField()
@@ -86,6 +86,8 @@ class OpenAISchema(RequestBodySchema):
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Keep the task among those that make what the call answers with."""
+        if user := given.pop("user", None):
+            given.setdefault("client", str(user)[:MAX_NAME])
         for alias, native in self.aliases.items():
             if alias in given:
                 given[native] = given.pop(alias)

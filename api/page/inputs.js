@@ -31,7 +31,7 @@ export function showFields(supported) {
   }
 }
 
-// An image brings its own size, unless another one is written.
+// An image brings its own shape, unless another one is written.
 export function followImage(defaults) {
   for (const name of SIZES) {
     form.elements[name].value = hasImage() ? "" : defaults[name];

@@ -26,7 +26,8 @@ from api.http.fields import (
     texts,
     whole,
 )
-from configs.parameters import PARAMETERS, Parameter
+from configs.fields import Parameter
+from configs.parameters import PARAMETERS
 from routing.request import Output, Priority, Request, Status
 
 
@@ -234,6 +235,9 @@ class RequestObjectSchema(AnswerSchema):
         "Requests of one key go to one replica, as far as they can.",
         lambda shown: shown.request.affinity_key or None,
         allow_none=True,
+    )
+    client = text(
+        "Whose request it is.", lambda shown: shown.request.client or None, allow_none=True
     )
     queue_position = whole(
         "1 for the next; null unless queued.", attrgetter("queue_position"), allow_none=True

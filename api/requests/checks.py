@@ -15,7 +15,7 @@ from api.requests.inputs import input_size
 from api.requests.schema import editable_in
 from api.webhooks.post import address_fault
 from configs.errors import FieldError, NotEditable, NotEditableWhileRunning
-from configs.fields import choices
+from configs.fields import Editable, Parameter, choices
 from configs.parameters import (
     FROM_IMAGE_TASKS,
     IMAGE_FORMATS,
@@ -30,8 +30,6 @@ from configs.parameters import (
     VIDEO_FORMATS,
     VIDEO_TASKS,
     Abilities,
-    Editable,
-    Parameter,
 )
 from configs.settings import Settings
 from routing.request import Request, Status
@@ -46,11 +44,9 @@ _CHANGED_WHILE_RUNNING: Final = editable_in(Editable.RUNNING)
 
 def most_of(parameter: Parameter, abilities: Abilities, settings: Settings) -> float | None:
     """Return the most that a parameter may be with this model; None for what is not bounded."""
-    most = parameter.high
-    if parameter.limit:
-        most = getattr(settings, parameter.limit)
-        most = min(most, getattr(abilities, parameter.limit, None) or most)
-    return most
+    most = getattr(settings, parameter.limit) if parameter.limit else parameter.high
+    own = abilities.most(parameter)
+    return most if own is None else own if most is None else min(most, own)
 
 
 def max_pixels(model: ServedModel, settings: Settings) -> int:
@@ -93,7 +89,7 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
     if "seed" not in values:
         values["seed"] = secrets.randbelow(_DRAWN_SEEDS)
     if given.get("image") and "width" not in given and "height" not in given:
-        values["width"], values["height"] = _size_of_image(given, task, model, settings)
+        values["width"], values["height"] = _size_of_image(given, model, settings)
     if values["output_format"] not in _COMPRESSED and "output_compression" not in given:
         values.pop("output_compression", None)
     return values
@@ -123,21 +119,20 @@ def _defaults(task: str, model: ServedModel) -> dict[str, Any]:
 
 
 def _size_of_image(
-    given: Mapping[str, Any], task: str, model: ServedModel, settings: Settings
+    given: Mapping[str, Any], model: ServedModel, settings: Settings
 ) -> tuple[int, int]:
     """Return width and height in pixels for a request with an image that names neither.
 
-    Pictures are made as large as the first input image, within the limits. Videos keep the number
-    of pixels that is usual for the model and take the image's shape.
+    The output has about as many pixels as is usual for the model, within the limits, in the shape
+    of the first input image.
     """
     abilities = model.abilities
-    source = input_size(given["image"][0])
-    pixels, most = source[0] * source[1], max_pixels(model, settings)
-    scale = 1.0
-    if task in VIDEO_TASKS:
-        scale = math.sqrt(abilities.default_width * abilities.default_height / pixels)
-    scale = min(scale, math.sqrt(most / pixels))
+    source, most = input_size(given["image"][0]), max_pixels(model, settings)
+    usual = min(abilities.default_width * abilities.default_height, most)
+    scale = math.sqrt(usual / (source[0] * source[1]))
     multiple = abilities.size_multiple
+    # A strip that would be thinner than the multiple becomes that thick, and shorter.
+    scale *= min(1.0, min(source) * scale / multiple)
     width, height = (max(multiple, round(side * scale / multiple) * multiple) for side in source)
     if width > height:
         width = min(width, most // height // multiple * multiple)
@@ -243,6 +238,8 @@ def _task_errors(
         yield from _input_errors(values, model)
     if values.get("strength") is not None:
         yield from _strength_errors(values)
+    if values.get("padding_mask_crop") is not None and values.get("num_outputs_per_prompt", 1) > 1:
+        yield FieldError("padding_mask_crop", "is for one output; set num_outputs_per_prompt to 1")
     if task in VIDEO_TASKS:
         yield from _video_errors(values, model, settings)
 
@@ -293,9 +290,7 @@ def _input_errors(values: Mapping[str, Any], model: ServedModel) -> Iterator[Fie
     task, images, mask = values["task"], values.get("image") or (), values.get("mask_image")
     if not images and task in FROM_IMAGE_TASKS:
         yield FieldError("image", f"is missing; {task} needs one", "missing")
-    most = 1 if task == INPAINT else max(1, model.abilities.max_images)
-    if len(images) > most:
-        yield FieldError("image", f"has {len(images)} pictures; use {most} at most for {task}")
+    yield from count_errors(values, model)
     if not mask and task == INPAINT:
         yield FieldError("mask_image", f"is missing; {INPAINT} needs one", "missing")
     if mask and images and input_size(mask) != input_size(images[0]):
@@ -303,6 +298,15 @@ def _input_errors(values: Mapping[str, Any], model: ServedModel) -> Iterator[Fie
             "{} x {}".format(*input_size(name)) for name in (mask, images[0])
         )
         yield FieldError("mask_image", f"is {sizes}; make them equal")
+
+
+def count_errors(values: Mapping[str, Any], model: ServedModel) -> Iterator[FieldError]:
+    """Yield an error for more pictures than the task has; they need not be decoded for that."""
+    images = values.get("image") or ()
+    task = values.get("task") or picked_task(values, model.abilities)
+    most = 1 if task == INPAINT else max(1, model.abilities.max_images)
+    if len(images) > most:
+        yield FieldError("image", f"has {len(images)} pictures; use {most} at most for {task}")
 
 
 def _strength_errors(values: Mapping[str, Any]) -> Iterator[FieldError]:

@@ -9,16 +9,28 @@ import secrets
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from api.http.fields import WrongPicture
 from configs.errors import FieldError
 from configs.parameters import Parameters
 
-_FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
+_READ: Final = ("PNG", "JPEG", "WEBP")
+# A JPEG of several pictures (phones, some cameras) counts as its first one.
+_SEVERAL: Final = "MPO"
+_FORMATS: Final = {"PNG": "png", "JPEG": "jpeg", _SEVERAL: "jpeg", "WEBP": "webp"}
+# All pictures of a call may have so many times the pixels that one may have.
+_MOST_TOGETHER: Final = 4
+# Larger ones are decoded one after the other, and in one thread: the allocator keeps a share of
+# what a thread had, 128 MB of a picture of 32 megapixels.
+_SMALL: Final = 2**20
+_DECODER: Final = ThreadPoolExecutor(1, "picture-decoder")
+# What EXIF calls turned by a quarter, to either side, mirrored or not.
+_SIDEWAYS: Final = frozenset({5, 6, 7, 8})
 _FIX: Final = "send a PNG, JPEG or WebP"
 # Whatever a reader of picture files may raise about bytes that are none.
 _UNREADABLE: Final = (
@@ -56,26 +68,29 @@ class InputImage:
         """Hash of the bytes, in hexadecimal digits."""
         return hashlib.sha256(self.data).hexdigest()
 
+    @property
+    def pixels(self) -> int:
+        """Width times height."""
+        return self.width * self.height
+
     @classmethod
-    def read(cls, data: bytes, max_pixels: int) -> Self:
+    def read(cls, data: bytes, max_pixels: int, left: int | None = None) -> Self:
         """Decode a picture once, all of it, so that a broken one is refused here.
 
+        Its header says how large it is: nothing is unpacked before that is compared with
+        `max_pixels` and with the pixels that are `left` to the call.
+
         Raises:
-            WrongPicture: It is none, is broken, moves, or has more than `max_pixels` pixels.
+            WrongPicture: It is none, is broken, moves, or has too many pixels.
         """
         if not data:
             raise WrongPicture(f"is empty; {_FIX}")
         try:
-            with Image.open(io.BytesIO(data), formats=tuple(_FORMATS)) as picture:
-                # The header says how large it is: nothing is unpacked before that is known.
-                pixels = picture.width * picture.height
-                if pixels > max_pixels:
-                    raise WrongPicture(_too_many(picture.width, picture.height, max_pixels))
-                if getattr(picture, "is_animated", False):
-                    raise WrongPicture("is animated; send a still image")
-                picture.load()
-                upright = ImageOps.exif_transpose(picture)
-                return cls(data, _FORMATS[str(picture.format)], upright.width, upright.height)
+            canvas = _webp_canvas(data) or _canvas(data)
+            _refuse_large(*canvas, max_pixels, left)
+            if canvas[0] * canvas[1] <= _SMALL:
+                return cls(data, *_decode(data))
+            return cls(data, *_DECODER.submit(_decode, data).result())
         except WrongPicture:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -87,8 +102,55 @@ class InputImage:
             raise WrongPicture(f"cannot be decoded ({reason}); {_FIX}") from None
 
 
-def _too_many(width: int, height: int, most: int) -> str:
-    return f"is {width} x {height}, {width * height} pixels; use {most} at most"
+def _refuse_large(width: int, height: int, most: int, left: int | None) -> None:
+    pixels = width * height
+    if pixels > most:
+        raise WrongPicture(f"is {width} x {height}, {pixels} pixels; use {most} at most")
+    if left is not None and pixels > left:
+        raise WrongPicture(
+            f"brings the pictures of the call above {most * _MOST_TOGETHER} pixels; use smaller "
+            "or fewer ones"
+        )
+
+
+def _canvas(data: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(data), formats=_READ) as picture:
+        return picture.size
+
+
+def _decode(data: bytes) -> tuple[str, int, int]:
+    """Return format, width and height of a picture that can be decoded; none of it is kept."""
+    with Image.open(io.BytesIO(data), formats=_READ) as picture:
+        if picture.format != _SEVERAL and getattr(picture, "is_animated", False):
+            raise WrongPicture("is animated; send a still image")
+        picture.load()
+        size = picture.size
+        if picture.getexif().get(ExifTags.Base.Orientation) in _SIDEWAYS:
+            size = size[::-1]
+        return _FORMATS[str(picture.format)], *size
+
+
+def _webp_canvas(data: bytes) -> tuple[int, int] | None:
+    """Return width and height that the header of a WebP declares; None for any other file.
+
+    Its reader makes room for all of it when it opens it.
+
+    https://developers.google.com/speed/webp/docs/riff_container
+    """
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < _WEBP_HEAD:
+        return None
+    kind, body = data[12:16], data[20:_WEBP_HEAD]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    if kind == b"VP8L":
+        sides = int.from_bytes(body[1:5], "little")
+        return 1 + (sides & _SIDE), 1 + (sides >> 14 & _SIDE)
+    width, height = (int.from_bytes(body[at : at + 2], "little") & _SIDE for at in (6, 8))
+    return width, height
+
+
+_WEBP_HEAD: Final = 30  # bytes
+_SIDE: Final = 2**14 - 1
 
 
 _SIZE: Final = re.compile(r"-([0-9]+)x([0-9]+)-[0-9a-f]+\.[a-z]+\Z")
@@ -139,10 +201,8 @@ class InputFiles:
         """Decode the images among the fields; return them, and what is wrong with each."""
         details: list[FieldError] = []
         images = _decoded("image", given.get("image", ()), max_pixels, details)
-        sent_mask = given.get("mask_image")
-        mask = _decoded(
-            "mask_image", () if sent_mask is None else (sent_mask,), max_pixels, details
-        )
+        sent = () if given.get("mask_image") is None else (given["mask_image"],)
+        mask = _decoded("mask_image", sent, max_pixels, details, images)
         image_names = input_names(request_id, "input", images)
         mask_names = input_names(request_id, "mask", mask)
         files = dict(zip(image_names, (image.data for image in images), strict=True))
@@ -162,12 +222,17 @@ NO_INPUTS: Final = InputFiles({}, {}, {})
 
 
 def _decoded(
-    name: str, sent: tuple[bytes, ...], max_pixels: int, details: list[FieldError]
+    name: str,
+    sent: tuple[bytes, ...],
+    max_pixels: int,
+    details: list[FieldError],
+    before: Sequence[InputImage] = (),
 ) -> tuple[InputImage, ...]:
-    images = []
+    images = list[InputImage]()
     for index, data in enumerate(sent):
+        used = sum(image.pixels for image in (*before, *images))
         try:
-            images.append(InputImage.read(data, max_pixels))
+            images.append(InputImage.read(data, max_pixels, max_pixels * _MOST_TOGETHER - used))
         except WrongPicture as wrong:
             at = f"{name}[{index}]" if len(sent) > 1 else name
             details.append(FieldError(at, str(wrong)))

@@ -23,9 +23,19 @@ from api.http.fields import (
     text,
 )
 from api.models.catalog import ServedModel
-from configs.errors import FieldError
-from configs.fields import UNKNOWN_KEY, Flag, Number, OneOf, Text, Whole, nearest
-from configs.parameters import PARAMETERS, Editable, Parameter
+from configs.errors import FieldError, InvalidRequest
+from configs.fields import (
+    UNKNOWN_KEY,
+    Editable,
+    Flag,
+    Number,
+    OneOf,
+    Parameter,
+    Text,
+    Whole,
+    nearest,
+)
+from configs.parameters import PARAMETERS
 from routing.request import DEFAULT_PRIORITY, WEBHOOK_EVENTS, Priority, Status
 
 _MAX_SECONDS: Final = 31_536_000
@@ -72,11 +82,15 @@ class _WaitField(Number):
 
 
 def unknown_fields(names: Any, schema: Schema) -> Iterator[tuple[str, str]]:
-    """Yield each name that the schema does not have, with what is wrong and what was meant."""
-    for name in names:
-        if name not in schema.fields:
-            near = nearest(name, schema.fields)
-            yield name, f"{UNKNOWN_KEY}; " + (f"did you mean {near}?" if near else "leave it out")
+    """Yield each name that the schema does not have, with what is wrong and what was meant.
+
+    Only what is told is looked for among the known names, which takes a millisecond for each.
+    """
+    unknown = (name for name in names if name not in schema.fields)
+    for index, name in enumerate(unknown):
+        near = nearest(name, schema.fields) if index < InvalidRequest.most_details else None
+        fix = f"did you mean {near}?" if near else "leave it out"
+        yield name[:MAX_NAME], f"{UNKNOWN_KEY}; {fix}"
 
 
 class WebhookSchema(Schema):
@@ -128,6 +142,11 @@ class RequestBodySchema(_GenerationSchema):
     )
     affinity_key = ShortTextField(
         "Requests of one key go to one replica while it is ready and its queue is not full.",
+        editable=Editable.NEVER,
+        example="user-42",
+    )
+    client = ShortTextField(
+        "Whose request it is: those of different clients are served in turns, by their work.",
         editable=Editable.NEVER,
         example="user-42",
     )

@@ -11,7 +11,13 @@ from marshmallow import ValidationError
 
 from api.http.body import fingerprint
 from api.models.catalog import ServedModel
-from api.requests.checks import complete, parameter_errors, refuse_by_state, webhook_errors
+from api.requests.checks import (
+    complete,
+    count_errors,
+    parameter_errors,
+    refuse_by_state,
+    webhook_errors,
+)
 from api.requests.inputs import NO_INPUTS, InputFiles
 from api.requests.schema import BODY, EDIT, RequestBodySchema, unknown_fields
 from api.service import Service
@@ -23,6 +29,8 @@ from routing.request import DEFAULT_PRIORITY, Accepted, Priority, Request, Submi
 
 _HEADING: Final = "The request is refused"
 _INPUTS: Final = frozenset({"image", "mask_image"})
+# What can be told of these goes by the task, and the task by the inputs.
+_BY_TASK: Final = frozenset(name for name, each in PARAMETERS.items() if each.tasks is not None)
 
 
 def new_request_id() -> str:
@@ -79,21 +87,27 @@ def _read(
         wrong_already = any(detail.param == "model" for detail in details)
         raise _refusal([*details, *(() if wrong_already else unknown.details)]) from None
     if schema is not BODY:
-        details += schema.adapt(given, model)
+        details = [
+            replace(detail, param=schema.aliases.get(detail.param, detail.param))
+            for detail in details
+        ]
+        wrong = _names(details)
+        details += [fault for fault in schema.adapt(given, model) if fault.param not in wrong]
     inputs = NO_INPUTS
     if not _INPUTS.isdisjoint(given):
-        inputs = _inputs(given, request_id, settings, details)
+        inputs = _inputs(given, request_id, model, settings, details)
     submission = Submission(
         id=request_id,
         stage=model.stage,
         model=model.name,
-        parameters=_checked({}, given, inputs, model, settings, details),
+        parameters=_checked({}, given, inputs, model, settings, details, schema),
         priority=Priority(given.get("priority", DEFAULT_PRIORITY)),
         expires_in=given.get("expires_in"),
         timeout=given.get("timeout"),
         metadata=given.get("metadata", {}),
         webhook=_webhook(given["webhook"]) if given.get("webhook") else None,
         affinity_key=given.get("affinity_key", ""),
+        client=given.get("client", ""),
     )
     return submission, inputs, given
 
@@ -125,7 +139,8 @@ def read_edit(service: Service, body: Mapping[str, Any], request: Request) -> Ed
         details.append(FieldError("expires_in", "cannot be removed; give a longer time"))
     inputs = NO_INPUTS
     if not _INPUTS.isdisjoint(given):
-        inputs = _inputs(given, request.id, service.settings, details)
+        model = service.catalog.find(request.model)
+        inputs = _inputs(given, request.id, model, service.settings, details)
     if details:
         raise _refusal(details)
     refuse_by_state(body, request)
@@ -142,7 +157,7 @@ def read_edit(service: Service, body: Mapping[str, Any], request: Request) -> Ed
         "priority", request.priority if "priority" not in body else DEFAULT_PRIORITY
     )
     return Edit(
-        parameters=_checked(kept, given, inputs, model, service.settings, details),
+        parameters=_checked(kept, given, inputs, model, service.settings, details, EDIT),
         priority=Priority(priority),
         timeout=given.get("timeout", request.timeout if "timeout" not in body else None),
         expires_in=given.get("expires_in"),
@@ -176,8 +191,15 @@ def _fields(
 
 
 def _inputs(
-    given: Mapping[str, Any], request_id: str, settings: Settings, details: list[FieldError]
+    given: Mapping[str, Any],
+    request_id: str,
+    model: ServedModel,
+    settings: Settings,
+    details: list[FieldError],
 ) -> InputFiles:
+    if too_many := [*count_errors(given, model)]:
+        details += too_many
+        return NO_INPUTS
     inputs, wrong = InputFiles.read(given, request_id, settings.max_input_pixels)
     details += wrong
     return inputs
@@ -190,6 +212,7 @@ def _checked(
     model: ServedModel,
     settings: Settings,
     details: list[FieldError],
+    schema: RequestBodySchema,
 ) -> Parameters:
     """Return the complete parameters: those that are `kept`, and those given laid over them.
 
@@ -203,14 +226,18 @@ def _checked(
     values = complete({**named, **inputs.names}, model, settings)
     errors = parameter_errors(values, model, settings)
     if details:
-        skip = {detail.param.partition("[")[0] for detail in details}
-        if not skip.isdisjoint(_INPUTS):
+        skip = _names(details)
+        if skip & _INPUTS or skip & {schema.words.get(name) for name in _INPUTS}:
             # What the others mean cannot be told without the one that is wrong.
-            skip |= _INPUTS
+            skip |= _BY_TASK
         errors = [*details, *(error for error in errors if error.param not in skip)]
     if errors:
         raise _refusal(errors)
     return Parameters.from_json(values)
+
+
+def _names(details: Sequence[FieldError]) -> set[str]:
+    return {detail.param.partition("[")[0] for detail in details}
 
 
 def _webhook(given: Mapping[str, Any]) -> Webhook:
@@ -223,7 +250,7 @@ def _in_words_of(
     """Name the fields as the client did: a schema may know a parameter by another name."""
     aliases = {native: alias for alias, native in schema.aliases.items() if alias in body}
     names = {**schema.words, **aliases}
-    own = {detail.param.partition("[")[0] for detail in details}
+    own = _names(details)
     found = []
     for detail in details:
         base, bracket, rest = detail.param.partition("[")

@@ -14,6 +14,41 @@ local function rotation(stage, now)
   return names
 end
 
+-- Requests of the stage whose affinity key has held them long enough may be taken by any replica.
+local function release_held(stage, now)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key.held(stage), '-inf', now, 'LIMIT', 0, 100)) do
+    redis.call('ZREM', key.held(stage), id)
+    redis.call('HSET', key.request(id), field.held_until, '')
+    local score = redis.call('HGET', key.request(id), field.score)
+    if score then redis.call('ZADD', key.spare(stage), score, id) end
+  end
+end
+
+-- Whether a replica has nothing to come for, and could take a request from another's queue.
+local function others_wait(stage, replica)
+  return redis.call('ZCARD', key.waiting(replica)) == 0 and redis.call('LLEN', key.queue(replica)) == 0
+    and redis.call('ZCARD', key.spare(stage)) > 0
+end
+
+-- How far a replica is from taking one more at once: 0 idle, 1 with room, 2 full.
+local function fullness(name)
+  local taken = redis.call('ZCARD', key.waiting(name)) + redis.call('SCARD', key.running(name))
+  if taken == 0 then return 0 end
+  local capacity = tonumber(redis.call('HGET', key.replica(name), field.capacity) or '1')
+  return taken < capacity and 1 or 2
+end
+
+-- The first that is idle, else with room; else the first.
+local function most_idle(names)
+  local best, least = names[1], 3
+  for _, name in ipairs(names) do
+    local value = fullness(name)
+    if value < least then best, least = name, value end
+    if value == 0 then break end
+  end
+  return best
+end
+
 -- The replica begins to be busy, or goes on.
 local function begin_work(name, now)
   if redis.call('SCARD', key.running(name)) == 0 then
@@ -67,8 +102,11 @@ local function lowest(names, measure)
   return best, low
 end
 
+-- Of those with equal queues the one that runs less, so that an idle one comes first.
 local function shortest_queue(names)
-  return (lowest(names, function(name) return redis.call('ZCARD', key.waiting(name)) end))
+  return (lowest(names, function(name)
+    return redis.call('ZCARD', key.waiting(name)) * 1000 + redis.call('SCARD', key.running(name))
+  end))
 end
 
 -- The replica that would end `work` more the earliest. One that has no rate yet counts as the mean.
@@ -91,6 +129,26 @@ local function by_affinity(names, affinity)
     if not highest or rank > highest then best, highest = name, rank end
   end
   return best
+end
+
+-- From when a new request counts as sent, so that clients take turns by the work that they ask for: start-time
+-- fair queueing (Goyal, Vin & Cheng 1996). The first that waits is the virtual time; each request puts the next
+-- one of its client back by the seconds that the stage needs for it, within a bound. Requests of nobody are those
+-- of one client, once there is another. Returns that, and the seconds.
+local function in_turn(stage, client, work, now, names, put_back)
+  if client == '' and redis.call('ZCARD', key.clients(stage)) == 0 then return now, '' end
+  local first = redis.call('ZRANGE', key.spare(stage), 0, 0)[1]
+  local begun = first and tonumber(redis.call('HGET', key.request(first), field.counted_at) or now) or tonumber(now)
+  redis.call('ZREMRANGEBYSCORE', key.clients(stage), '-inf', begun)
+  local sum, known = 0, 0
+  for _, name in ipairs(names) do
+    local rate = rate_of(name)
+    if rate then sum, known = sum + rate, known + 1 end
+  end
+  local seconds = known > 0 and sum / known * work / #names or 1
+  local counted_at = tonumber(redis.call('ZSCORE', key.clients(stage), client) or begun)
+  redis.call('ZADD', key.clients(stage), string.format('%.17g', counted_at + seconds), client)
+  return math.min(counted_at, begun + put_back), string.format('%.17g', seconds)
 end
 
 -- Seconds in which some queue of the stage becomes one shorter; nil while no rate is known.

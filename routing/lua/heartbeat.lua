@@ -2,7 +2,7 @@
 -- pairs of the heartbeat. A later incarnation sorts after an earlier one.
 -- Returns {state it is in now, requests waiting in its queue, how many of them have no message in Celery's
 -- queue, when it was last told to drain ('' = it is not), seconds that what runs may still take, '1' where
--- this process is to end}, or {'superseded', incarnation}.
+-- this process is to end, requests that it could take from the queues of others}, or {'superseded', incarnation}.
 local name, incarnation, stage, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now, expires_at = ARGV[5], ARGV[6]
 local former, former_stage, restart, drain_at, drain_s = get(key.replica(name),
@@ -27,5 +27,7 @@ else
   redis.call('ZREM', key.ready(stage), name)
 end
 local waiting = redis.call('ZCARD', key.waiting(name))
+release_held(stage, now)
+local elsewhere = waiting == 0 and redis.call('ZCARD', key.spare(stage)) or 0
 return {state, tostring(waiting), tostring(math.max(0, waiting - redis.call('LLEN', key.queue(name)))),
-  drains and drain_at or '', drain_s or '', restarts and '1' or ''}
+  drains and drain_at or '', drain_s or '', restarts and '1' or '', tostring(elsewhere)}

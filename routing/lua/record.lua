@@ -48,16 +48,24 @@ local function set_status(id, status)
   for _, list in ipairs(status_lists(status, model)) do redis.call('ZADD', list, created_at, id) end
 end
 
--- Puts a request into the queue of a replica, with the score and the work that its record has.
+-- Puts a request into the queue of a replica, with the score and the work that its record has. Any idle
+-- replica of the stage may take it from there, unless its affinity key still holds it.
 local function enqueue(id, replica)
-  local score, work = get(key.request(id), field.score, field.work)
+  local score, work, stage, held_until = get(key.request(id), field.score, field.work, field.stage, field.held_until)
   redis.call('HSET', key.request(id), field.replica, replica)
   redis.call('ZADD', key.waiting(replica), score, id)
   redis.call('INCRBY', key.work(replica), work)
+  if held_until and held_until ~= '' then
+    redis.call('ZADD', key.held(stage), held_until, id)
+  else
+    redis.call('ZADD', key.spare(stage), score, id)
+  end
 end
 
 -- Takes a request out of the queue of a replica, if it is there.
 local function dequeue(id, replica)
+  local stage = redis.call('HGET', key.request(id), field.stage)
+  if stage and redis.call('ZREM', key.spare(stage), id) == 0 then redis.call('ZREM', key.held(stage), id) end
   if redis.call('ZREM', key.waiting(replica), id) == 0 then return end
   if redis.call('ZCARD', key.waiting(replica)) == 0 then
     redis.call('DEL', key.work(replica))
@@ -117,7 +125,11 @@ local function note_orphaned(id, now) redis.call('ZADD', key.orphaned, now, id) 
 
 -- The one way into a terminal state. Further name, value pairs are set with it.
 local function finish(id, status, now, ...)
-  local replica, attempt, hidden = get(key.request(id), field.replica, field.attempt, field.hidden)
+  local replica, attempt, hidden, stage, client_s, client, begun = get(key.request(id), field.replica,
+    field.attempt, field.hidden, field.stage, field.client_s, field.client, field.begun)
+  if client_s and client_s ~= '' and begun ~= '1' and redis.call('ZSCORE', key.clients(stage), client) then
+    redis.call('ZINCRBY', key.clients(stage), '-' .. client_s, client)  -- it took nothing
+  end
   dequeue(id, replica)
   redis.call('SREM', key.running(replica), id)
   redis.call('DEL', key.preview(id))

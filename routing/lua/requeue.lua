@@ -1,7 +1,9 @@
 -- Gives a request another attempt on another replica of its stage: that of its affinity key, else the one
 -- with the shortest queue (least_work: with the earliest finish). With no other one ready it stays in the
 -- queue of its own. ARGV: id, attempt, owner ('' = only while queued), now, blame ('crash': it was running
--- in one; 'suspect': it may have caused one, and runs alone from now on; 'none'), most crashes, policy.
+-- in one; 'death': the same, if its process is gone, as whoever asks believes; 'suspect': it may have caused
+-- one, and runs alone from now on; 'none'), most crashes, policy,
+-- until when its affinity key holds it.
 -- A crash in which several ran is everybody's, and so ends nobody: who was in one runs alone from then on,
 -- and may be ended by the next. Those that are moved one by one must not look alone for that: the first
 -- tells the rest.
@@ -14,6 +16,14 @@ local status, now_attempt, now_owner, replica, stage, cancel, affinity, work, cr
 if now_attempt ~= attempt then return {'stale'} end
 if owner == '' and status ~= 'queued' then return {'stale'} end
 if owner ~= '' and (status ~= 'running' or now_owner ~= owner) then return {'stale'} end
+if blame == 'death' then
+  -- What was read of the replica may be older than the claim: it may have been started again meanwhile.
+  local newest, state = get(key.replica(replica), field.incarnation, field.state)
+  local lives = state == 'ready' or state == 'draining' or state == 'loading'
+  local expires_at = tonumber(redis.call('ZSCORE', key.replicas, replica) or '0')
+  if newest == owner and lives and expires_at > tonumber(now) then return {'stale'} end
+  blame = 'crash'
+end
 
 local others_ran = false
 if blame == 'crash' then
@@ -58,7 +68,8 @@ dequeue(id, replica)
 redis.call('SREM', key.running(replica), id)
 redis.call('DEL', key.preview(id))
 local next_attempt = redis.call('HINCRBY', key.request(id), field.attempt, 1)
-redis.call('HSET', key.request(id), field.owner, '', field.started_at, '', field.step, '0', field.steps, '0')
+redis.call('HSET', key.request(id), field.owner, '', field.started_at, '', field.step, '0', field.steps, '0',
+  field.held_until, affinity and affinity ~= '' and ARGV[8] or '')
 set_status(id, 'queued')
 enqueue(id, target)
 announce('queued', id, 'queued', next_attempt, 'replica', target)

@@ -125,11 +125,11 @@ def _seconds(
         on_device_lost=sys.exit,
     )
     if not beside:
-        runner.finish_storing()  # what comes later is stored by the thread that made it
+        runner.finish()  # what comes later is stored by the thread that made it
     begun = time.perf_counter()
     while runner.run_next() is not None:
         pass
-    runner.finish_storing()
+    runner.finish()
     seconds = time.perf_counter() - begun
     assert all(records.get(f"req_{index}").outputs for index in range(len(asked)))
     return seconds

@@ -102,6 +102,11 @@ class Launcher:
         """Return all it has said."""
         return self._console.read_text() if self._console.exists() else ""
 
+    def logs(self) -> str:
+        """Return the console and what the parts have logged, each its last lines."""
+        files = [self._console, *sorted(Path(self.environ["RUN_DIR"]).glob("logs/*.log"))]
+        return "\n".join(f"== {each.name}\n{each.read_text()[-8000:]}" for each in files)
+
     def started(self) -> Iterator[psutil.Process]:
         """Yield the living processes of this launcher, itself too."""
         return started_in(Path(self.environ["RUN_DIR"]))

@@ -21,8 +21,8 @@ from typing import Final
 
 from configs.settings import REPOSITORY
 
-_forks: Final = get_context("forkserver")
-_forks.set_forkserver_preload(["tests.e2e.imports"])
+FORKS: Final = get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.e2e.imports"])
 
 
 class PreloadedProcess:
@@ -30,7 +30,7 @@ class PreloadedProcess:
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.args = list(arguments)
-        self._process = _forks.Process(target=_run, args=(self.args, dict(environ), log))
+        self._process = FORKS.Process(target=_run, args=(self.args, dict(environ), log))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid

@@ -66,6 +66,7 @@ class Service:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.outputs = self.folder / "outputs"
+        self._affinity: dict[str, str] = {}
         self.processes: dict[str, subprocess.Popen[bytes] | PreloadedProcess] = {}
 
     def start(self, *replicas: str) -> None:
@@ -165,13 +166,16 @@ class Service:
             return list(pool.map(lambda body: self.call("POST", "/v1/requests", body), bodies))
 
     def submit_to(self, replica: str, prompt: str, **fields: Any) -> Any:
-        """Submit until the rotation gives the request to ``replica``; others are canceled."""
-        for _ in range(8):
-            request = self.submit(prompt, **fields)
+        """Submit by an affinity key of ``replica``, which holds it there while it waits."""
+        for number in range(8):
+            key = self._affinity.get(replica, f"{replica} {number}")
+            request = self.submit(prompt, affinity_key=key, **fields)
             if request["replica"] == replica:
+                self._affinity[replica] = key
                 return request
+            self._affinity.pop(replica, None)
             self.call("DELETE", f"/v1/requests/{request['id']}")
-        raise AssertionError(f"the rotation never came to {replica}")
+        raise AssertionError(f"no key leads to {replica}")
 
     def get(self, request_id: str) -> Any:
         """Return a request as it stands."""
@@ -219,6 +223,7 @@ class Service:
             "HEARTBEAT_EXPIRY_S": str(HEARTBEAT_EXPIRY_S),
             "SWEEP_S": "0.5",
             "DRAIN_S": "1",
+            "AFFINITY_PATIENCE_S": "600",
             "WEBHOOK_SECRET": WEBHOOK_SECRET,
             **self.environ,
             **own,

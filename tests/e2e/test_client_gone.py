@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.waiting import wait_until
 
 LONG = 900  # steps: some seconds on the bundled model
 WAITING = 200
+AT_ONCE = 20
 
 
 def send(service: Service, path: str, **body: object) -> socket.socket:
@@ -133,13 +135,18 @@ def test_two_hundred_clients_that_wait_hold_up_nobody(patient_api: Service, redi
     busy = patient_api.submit(num_inference_steps=1000, deterministic=True, priority="high")["id"]
     patient_api.at_step(busy, 1)
     others = taken(patient_api)
+
+    def all_taken(count: int) -> bool:
+        return taken(patient_api) == count
+
     with ExitStack() as stack, Redis.from_url(redis_url) as redis:
         before = len(redis.client_list())
-        for _ in range(WAITING):
+        for number in range(1, WAITING + 1):
             stack.enter_context(
                 send(patient_api, "/v1/images/generations", prompt="a", num_inference_steps=1000)
             )
-        wait_until(lambda: taken(patient_api) - others == WAITING, 90, "all of them to be taken")
+            if number % AT_ONCE == 0:  # while they are taken each has a connection
+                wait_until(partial(all_taken, others + number), 90, "all to be taken")
         assert held(patient_api) > WAITING // 2
         assert patient_api.call("GET", "/health", timeout_s=5).status == 200
         # All of them listen by the one connection of the process.

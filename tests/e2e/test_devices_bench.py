@@ -32,7 +32,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     [
         # Diffusers has no plan for sharing the sequence of a UNet; groups of one rank need none.
         ("UNet", ("ranks", "groups"), {"groups"}),
-        ("DiT", ("copies", "ranks"), {"copies", "ranks"}),
+        # Ranks that share a sequence are started as groups are.
+        ("DiT", ("copies",), {"copies"}),
     ],
 )
 def test_all_ways_that_a_denoiser_has_are_measured_and_no_rank_is_left(

@@ -59,8 +59,8 @@ def _blame(service: Service, request_id: str) -> tuple[int, bool]:
 
 def _submit_to_both(service: Service, **fields: Any) -> tuple[Any, Any]:
     """Submit twice; returns what replica0 has and what replica1 has."""
-    pair = {r["replica"]: r for r in (service.submit(**fields) for _ in range(2))}
-    return pair["replica0"], pair["replica1"]
+    first, second = (service.submit_to(f"replica{k}", "a cat", **fields) for k in range(2))
+    return first, second
 
 
 def test_too_little_memory_fails_the_one_request_and_the_replica_goes_on(broken: Service) -> None:

@@ -11,6 +11,8 @@ from configs.settings import REPOSITORY
 from tests.e2e.service import Service
 from tests.waiting import wait_until
 
+LONG = 900
+
 
 def test_the_bare_line_makes_two_addressable_replicas(service: Service) -> None:
     replicas = service.call("GET", "/v1/replicas").json["data"]
@@ -65,8 +67,35 @@ def test_what_a_killed_and_a_stuck_replica_had_goes_on_on_the_other(service: Ser
     service.call("POST", f"/v1/requests/{request['id']}/cancel")
     ended = service.ended(request["id"])
     assert (ended["status"], ended["attempt"]) == ("canceled", 2)
+    # What waits for a busy one is taken by one that joins, as soon as it has.
+    busy = service.submit("a red circle", num_inference_steps=LONG)
+    waiting = service.submit("a blue star", seed=6)
+    service.at_step(busy["id"], 1)
+    assert waiting["replica"] == "replica1"
     service.start_replica("replica0")
+    ended = service.ended(waiting["id"])
+    assert (ended["status"], ended["replica"], ended["attempt"]) == ("succeeded", "replica0", 1)
+    assert service.call("GET", "/v1/replicas/replica0").json["stolen"] == 1
+    service.call("DELETE", f"/v1/requests/{busy['id']}")
     service.wait_for("replica0", "ready")
+
+
+def test_what_waits_for_a_slow_replica_is_taken_by_one_that_returns_and_goes_on_with_the_rest(
+    service: Service,
+) -> None:
+    service.call("POST", "/v1/replicas/replica1/drain")
+    slow = service.submit("a red circle", num_inference_steps=LONG)
+    waiting = [service.submit("a blue star", seed=6) for _ in range(4)]
+    service.at_step(slow["id"], 1)
+    service.call("POST", "/v1/replicas/replica1/resume")
+    ended = [service.ended(each["id"]) for each in waiting]
+    assert {(each["status"], each["replica"], each["attempt"]) for each in ended} == {
+        ("succeeded", "replica1", 1)
+    }
+    assert service.get(slow["id"])["status"] == "running"
+    service.call("DELETE", f"/v1/requests/{slow['id']}")
+    own = service.ended(service.submit_to("replica0", "a blue star", seed=6)["id"])
+    assert {service.output(each).content for each in (own, *ended)} == {service.output(own).content}
 
 
 def test_a_drained_replica_gets_nothing_until_it_is_resumed(service: Service) -> None:

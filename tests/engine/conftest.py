@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.pipelines.flux import pipeline_flux_kontext
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
 from tests.engine.batches import Batches
+from tests.engine.forked_ranks import ForkedRank
 from tests.engine.toy_denoiser import Requests
+from workers.devices import rank_processes
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
@@ -57,6 +61,33 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_references() -> Iterator[None]:
+    """Editing models scale the image that they get to a million pixels: here to a sixteenth."""
+    calculated = pipeline_qwenimage_edit.calculate_dimensions
+    preferred = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pipeline_qwenimage_edit,
+            "calculate_dimensions",
+            lambda area, ratio: calculated(area // 16, ratio),
+        )
+        patch.setattr(
+            pipeline_flux_kontext,
+            "PREFERRED_KONTEXT_RESOLUTIONS",
+            [(width // 4, height // 4) for width, height in preferred],
+        )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_ranks() -> Iterator[None]:
+    """Ranks import nothing: a process that has done so is forked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "start_process", ForkedRank)
+        yield
 
 
 @pytest.fixture

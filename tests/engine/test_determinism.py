@@ -5,16 +5,15 @@ import random
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from configs.parameters import IMAGE_TO_IMAGE, INPAINT, Lora, Parameters
 from configs.stage_config import PipelineSettings
+from tests.e2e.preloaded import FORKS
 from tests.engine.conftest import plan
 from tests.engine.lora_files import save_lora
 from tests.engine.recorder import Recorder
@@ -72,7 +71,6 @@ def loaded() -> Engine:
 
 def sums_of_a_process(seed: int) -> list[tuple[int, tuple[str, ...]]]:
     """Make each case in a random order, among others that share steps or are canceled."""
-    torch.set_num_threads(1)
     draw = random.Random(seed)
     engine = loaded()
     engine.warm_up()
@@ -98,8 +96,10 @@ def sums_of_a_process(seed: int) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def test_two_processes_make_the_same_bytes_in_any_order():
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        first, second = pool.map(sums_of_a_process, (1, 2))
+    with ProcessPoolExecutor(1, FORKS) as pool:
+        other = pool.submit(sums_of_a_process, 1)
+        second = sums_of_a_process(2)
+        first = other.result()
     made: dict[int, set[tuple[str, ...]]] = {}
     for case, sums in (*first, *second):
         made.setdefault(case, set()).add(sums)

@@ -17,6 +17,7 @@ from diffusers import (
 )
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipelineOutput
 from diffusers.pipelines.kandinsky5.pipeline_output import KandinskyImagePipelineOutput
+from PIL import Image
 
 from configs.errors import GenerationFailed, ModelLoadFailed
 from configs.parameters import IMAGE_TO_IMAGE, IMAGE_TO_VIDEO, INPAINT, TEXT_TO_IMAGE, Parameters
@@ -26,7 +27,7 @@ from scripts.lab.family_trial import Watcher, small_inputs, small_request
 from scripts.lab.video_families import wan_image_to_video
 from tests.engine.conftest import plan
 from workers.engine.abilities import inspect_abilities
-from workers.engine.arguments import arguments_of, call_arguments
+from workers.engine.arguments import Inputs, arguments_of, call_arguments
 from workers.engine.engine import Engine
 from workers.engine.generation import frames_in, images_in
 from workers.engine.loader import load_pipeline
@@ -137,6 +138,26 @@ def test_outputs_are_found_by_whatever_name_a_family_has_for_them():
 def arguments(name: str, **changes: Any) -> dict[str, Any]:
     usual = {"prompt": "a", "seed": 1, "width": 32, "height": 32, "num_inference_steps": 4}
     return call_arguments(Parameters(**{**usual, **changes}), getattr(diffusers, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("StableDiffusionInstructPix2PixPipeline", (256, 160)),  # which has no other size
+        ("StableDiffusionImg2ImgPipeline", (256, 160)),
+        ("QwenImageEditPipeline", (3000, 2000)),  # which scales it by itself
+        ("FluxKontextPipeline", (3000, 2000)),
+    ],
+)
+def test_a_photo_is_scaled_where_the_pipeline_would_make_its_size(name: str, size: tuple[int, int]):
+    asked = Parameters("a", 1, 256, 160, 4, task=IMAGE_TO_IMAGE, image=("id/input-0.png",))
+    called = call_arguments(
+        asked, getattr(diffusers, name), Inputs((Image.new("RGB", (3000, 2000)),))
+    )
+    assert called["image"].size == size
+    said = {key: called[key] for key in ("width", "height") if key in called}
+    assert said in ({}, {"width": 256, "height": 160})
+    assert called.get("max_area", 256 * 160) == 256 * 160
 
 
 def test_families_are_called_as_they_can_be():

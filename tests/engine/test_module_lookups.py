@@ -94,9 +94,42 @@ def test_what_the_class_has_of_that_name_comes_first():
     assert block.nothing is None
 
 
-def test_layers_take_their_argument_by_its_name_too():
-    linear = torch.nn.Linear(4, 4).eval()
-    sample = torch.ones(1, 4)
-    expected = linear(sample)
-    note_places(linear)
-    assert torch.equal(linear(input=sample), expected)
+LAYERS: dict[str, tuple[torch.nn.Module, tuple[int, ...]]] = {
+    "linear": (torch.nn.Linear(4, 4), (2, 4)),
+    "linear without bias": (torch.nn.Linear(4, 4, bias=False), (2, 4)),
+    "convolution": (torch.nn.Conv2d(4, 4, 3, stride=2, padding=1, groups=2), (1, 4, 6, 6)),
+    "same size": (torch.nn.Conv2d(4, 4, 3, padding="same"), (1, 4, 6, 6)),
+    "circular": (torch.nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), (1, 4, 6, 6)),
+    "layer norm": (torch.nn.LayerNorm(4, eps=0.1), (2, 4)),
+    "layer norm without weights": (torch.nn.LayerNorm(4, elementwise_affine=False), (2, 4)),
+    "group norm": (torch.nn.GroupNorm(2, 4, eps=0.1), (1, 4, 3)),
+    "silu": (torch.nn.SiLU(), (2, 4)),
+    "silu in place": (torch.nn.SiLU(inplace=True), (2, 4)),
+    "dropout": (torch.nn.Dropout(0.5).eval(), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_gives_the_same_bytes_and_goes_by_what_is_put_on_it_later(kind: str):
+    layer, shape = copy.deepcopy(LAYERS[kind])
+    torch.manual_seed(0)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight)
+    sample = torch.randn(shape)
+    expected = layer(sample.clone())
+    note_places(layer)
+    assert torch.equal(layer(sample.clone()), expected)
+    assert torch.equal(layer(input=sample.clone()), expected)
+    assert torch.equal(copy.deepcopy(layer)(sample.clone()), expected)
+
+    hook = layer.register_forward_hook(lambda *_: "the hook's")
+    assert layer(sample.clone()) == "the hook's"
+    hook.remove()
+    layer.forward = lambda *_, **__: "another's"
+    assert layer(sample.clone()) == "another's"
+
+
+def test_a_dropout_that_trains_drops():
+    dropout = torch.nn.Dropout(1.0)
+    note_places(dropout)
+    assert not dropout(torch.ones(4)).any()

@@ -1,5 +1,6 @@
 """What is put over attributes of other people's objects, and taken away again."""
 
+import copy
 import inspect
 from typing import Any
 
@@ -7,7 +8,15 @@ import pytest
 import torch
 from diffusers import PNDMScheduler, StableDiffusionPipeline
 
-from workers.patches import AlreadyPatched, become, method_signature, patched, put
+from workers.patches import (
+    AlreadyPatched,
+    become,
+    execution_device,
+    method_signature,
+    note_device,
+    patched,
+    put,
+)
 
 
 class Thing:
@@ -86,3 +95,12 @@ def test_an_object_becomes_one_of_both_classes():
 
 def test_a_method_s_signature_is_that_of_its_objects():
     assert method_signature(Thing.step) == inspect.signature(Thing().step)
+
+
+def test_a_pipeline_that_knows_its_device_is_of_its_kind_and_so_are_its_copies(pipe: Any):
+    device = execution_device(pipe)
+    note_device(pipe)
+    for each in (pipe, copy.copy(pipe)):
+        assert isinstance(each, StableDiffusionPipeline)
+        assert type(each).__name__ == "StableDiffusionPipeline"
+        assert execution_device(each) == device

@@ -14,9 +14,9 @@ import torch
 from configs.errors import DeviceLost, ModelLoadFailed
 from configs.stage_config import EngineArgs
 from scripts.lab.families import save_family
+from tests.engine.forked_ranks import ranks
 from tests.engine.rank_hooks import Unmovable, refuse_any
 from tests.engine.test_denoiser_copies import latents, plan_of_two
-from tests.engine.test_ranks import ranks
 from tests.waiting import wait_until
 from workers.devices import rank_processes, rank_start
 from workers.devices.chunk import DeviceChunk

@@ -23,10 +23,11 @@ from configs.stage_config import (
 )
 from scripts.lab.families import save_family
 from tests.engine.conftest import MakeParameters, patient, plan
+from tests.engine.forked_ranks import ranks
 from tests.engine.rank_hooks import Scarce, refuse
 from tests.engine.recorder import Recorder
 from tests.engine.test_denoiser_copies import adapter_weights, latents
-from tests.engine.test_ranks import ranks, same
+from tests.engine.test_ranks import same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from workers.devices import rank_processes
 from workers.devices.rank_messages import READY, MethodCall, pack

@@ -9,13 +9,13 @@ from pickle import PicklingError
 from typing import Any
 
 import diffusers
-import psutil
 import pytest
 import torch
 
 from configs.errors import DeviceLost, ModelLoadFailed
 from configs.stage_config import EngineArgs, ParallelConfig, PipelineSettings, Quantization
 from scripts.lab.families import FAMILIES, save_family
+from tests.engine.forked_ranks import ranks
 from tests.engine.gguf_files import quantized_file
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
 from tests.engine.test_sharing import PROMPTS
@@ -35,11 +35,6 @@ def own_threads() -> Iterator[None]:
     """A plan of two cores sets two torch threads for what is not the denoiser."""
     yield
     torch.set_num_threads(1)
-
-
-def ranks() -> list[psutil.Process]:
-    found = psutil.Process().children(recursive=True)
-    return [each for each in found if "workers.devices.rank" in each.cmdline()]
 
 
 OTHERS: dict[str, dict[str, Any]] = {

@@ -203,6 +203,18 @@ class TakesEta(Model):
         """Its signature is all that is asked."""
 
 
+@pytest.mark.parametrize("saved", ["v", "noise"])
+def test_a_class_that_clips_by_default_does_so_only_where_the_models_own_did(saved: str):
+    made, _ = chosen(saved, class_name="DDPMScheduler")
+    assert made.config.clip_sample is (saved == "noise")
+    corrected = diffusers.DDIMScheduler()
+    corrected.register_to_config(clip_sample=False)  # as the constructor of a pipeline does
+    model = Model(corrected)
+    said = SchedulerSettings(None, {"timestep_spacing": "trailing"}, ())
+    set_scheduler(model, EngineArgs("org/model", scheduler=said), None)
+    assert model.scheduler.config.clip_sample is False
+
+
 def test_eta_is_the_stages_then_the_schedulers_then_that_of_the_pipeline():
     def given(kind: type[Model] = TakesEta, **written: Any) -> dict[str, Any]:
         return step_arguments(kind(chosen("noise", **written)[0]))

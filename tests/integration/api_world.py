@@ -72,9 +72,9 @@ class PlayedReplica:
         return self
 
     def claim(self) -> Request:
-        request = self.claims.claim(self.name, self.incarnation)
-        assert request is not None, f"nothing waits for {self.name}"
-        return request
+        claim = self.claims.claim(self.name, self.incarnation)
+        assert claim is not None, f"nothing waits for {self.name}"
+        return claim.request
 
     def succeed(self, request: Request, data: bytes = PIXELS) -> None:
         """Store the outputs and end the request."""

@@ -47,6 +47,7 @@ class World:
     settings: Settings
     redis: Redis
     clock: Clock = field(default_factory=Clock)
+    capacity: int = 1
 
     def __post_init__(self) -> None:
         own = (self.settings, self.redis, self.clock)
@@ -95,6 +96,7 @@ class World:
             devices=(0,),
             device_kind="cpu",
             step_s=step_s,
+            capacity=self.capacity,
         )
         return self.registry.record(heartbeat)
 
@@ -114,9 +116,10 @@ class World:
 
     def claim(self, name: str) -> Request | None:
         try:
-            return self.claims.claim(name, self.incarnations[name])
+            claim = self.claims.claim(name, self.incarnations[name])
         except MustRunAlone:
             return None
+        return claim.request if claim is not None else None
 
     def run(self, name: str, seconds: float) -> Request:
         """Have a replica run the next of its line to a success, in so many seconds."""

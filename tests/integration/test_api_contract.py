@@ -56,9 +56,9 @@ def world(settings: Settings, redis_client: Redis) -> Iterator[Api]:
 def _end_all(replica: PlayedReplica, over: threading.Event) -> None:
     claims = replica.claims
     while not over.wait(0.01):
-        request = claims.claim(replica.name, replica.incarnation)
-        if request is not None:
-            replica.succeed(request)
+        claim = claims.claim(replica.name, replica.incarnation)
+        if claim is not None:
+            replica.succeed(claim.request)
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ from tests.integration.conftest import ApiOpener
         b'{"prompt": "\\ud800"}',
         b"[" * 100_000,
         b'{"seed": ' + b"1" * 5000 + b"}",
+        b"[" + b"{}," * 100_001 + b"0]",
+        b"{" + b'"a":' * 100_001,
     ],
 )
 def test_a_body_that_cannot_be_read_is_malformed(
@@ -52,6 +54,36 @@ def test_another_content_type_is_malformed(
     answer = api.client.post("/v1/requests", data=b'{"prompt":"a"}', content_type=content_type)
     assert answer.status_code == 400
     assert "application/json" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_of_many_unknown_fields_the_first_are_told_and_all_are_counted(
+    api: Api, replica: PlayedReplica, form: bool
+) -> None:
+    names = {f"{'width' * 40}{number}": 1 for number in range(900 if form else 20_000)}
+    answer = api.client.post("/v1/requests", **({"data": names} if form else {"json": names}))
+    error = error_of(answer)
+    assert f"({len(names) + 1} errors; the first 20)" in error["message"]
+    assert len(error["details"]) == 20
+    assert len(answer.data) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        ("a=1&" * 1001, "more than 1000 fields"),
+        ("prompt=" + "%41" * 100_001, "more than 100000 characters as %XX"),
+        ("seed=[" + "1,," * 40_000 + "&width=" + ",1" * 40_000, "more than 100000 commas"),
+    ],
+)
+def test_a_form_of_too_many_parts_is_malformed(
+    api: Api, replica: PlayedReplica, form: str, fault: str
+) -> None:
+    answer = api.client.post(
+        "/v1/requests", data=form, content_type="application/x-www-form-urlencoded"
+    )
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "malformed_request")
+    assert fault in error_of(answer)["message"]
 
 
 def test_a_body_that_is_too_large_is_413(api_settings: Settings, open_api: ApiOpener) -> None:

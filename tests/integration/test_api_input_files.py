@@ -59,7 +59,7 @@ def test_the_images_of_a_waiting_request_can_be_changed(
     assert edited["task"] == "image-to-image"
     assert (edited["parameters"]["width"], edited["parameters"]["height"]) == (64, 64)
     back = body_of(api.patch(request_id, width=None, height=None))
-    assert (back["parameters"]["width"], back["parameters"]["height"]) == (48, 32)
+    assert (back["parameters"]["width"], back["parameters"]["height"]) == (80, 56)
     form = {"image": file(BLUE), "mask_image": file(MASK), "seed": "5"}
     other = api.client.patch(
         f"/v1/requests/{request_id}", data=form, content_type="multipart/form-data"

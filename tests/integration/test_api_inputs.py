@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from configs.parameters import Abilities
 from configs.settings import Settings
 from tests.integration.api_world import (
     MODEL,
@@ -17,7 +18,7 @@ from tests.integration.api_world import (
     wrong_fields,
 )
 from tests.integration.conftest import ApiOpener
-from tests.integration.image_inputs import EDITING, MASK, RED
+from tests.integration.image_inputs import EDITING, MASK, RED, VIDEO
 from tests.pictures import data_url, picture
 
 
@@ -44,7 +45,7 @@ def test_an_image_makes_the_request_image_to_image(api: Api, editing: PlayedRepl
     request = api.submitted(image=data_url(RED))
     parameters = request["parameters"]
     assert parameters["task"] == request["task"] == "image-to-image"
-    assert (parameters["width"], parameters["height"]) == (48, 32)
+    assert (parameters["width"], parameters["height"]) == (80, 56)
     assert parameters["image"] == [f"/v1/requests/{request['id']}/inputs/0"]
     assert parameters["mask_image"] is None
     answer = api.get(parameters["image"][0])
@@ -95,12 +96,43 @@ def test_what_is_no_picture_is_refused(
     assert not Path(api_settings.outputs_url.removeprefix("file://")).exists()
 
 
+BROKEN, UNREADABLE = "data:image/png;base64,%%%", data_url(b"no picture")
+
+
+@pytest.mark.parametrize("wrong", [BROKEN, UNREADABLE])
+@pytest.mark.parametrize(
+    ("call", "fields", "param"),
+    [
+        ("/v1/requests", {"image": "{}", "strength": 0.5}, "image"),
+        ("/v1/requests", {"image": "{}", "mask_image": data_url(MASK)}, "image"),
+        ("/v1/requests", {"image": "{}", "task": "inpaint"}, "image"),
+        ("/v1/requests", {"image": [data_url(RED), "{}"]}, "image[1]"),
+        ("/v1/requests", {"image": data_url(RED), "mask_image": "{}", "strength": 1}, "mask_image"),
+        ("/v1/images/edits", {"image": "{}", "strength": 0.5}, "image"),
+        ("/v1/images/edits", {"image": data_url(RED), "mask": "{}"}, "mask"),
+        ("/v1/images/generations", {"image": "{}", "strength": 0.5}, "image"),
+    ],
+)
+@pytest.mark.parametrize("makes", [EDITING, replace(EDITING, tasks=("text-to-image", "inpaint"))])
+def test_a_broken_picture_is_one_error(
+    api: Api, call: str, fields: dict[str, Any], param: str, wrong: str, makes: Abilities
+) -> None:
+    api.replica().load(makes)
+    body = json.loads(json.dumps({"prompt": "a", **fields}).replace("{}", wrong))
+    assert list(wrong_fields(api.client.post(call, json=body))) == [param]
+
+
 def test_counts_and_sizes_are_bounded(
     api_settings: Settings, open_api: ApiOpener, editing: PlayedReplica
 ) -> None:
     api = open_api(replace(api_settings, max_input_pixels=48 * 32))
     too_many = wrong_fields(api.submit(image=[data_url(RED)] * 3))
     assert "3 pictures; use 2 at most" in too_many["image"]
+    # They are counted before they are decoded, and one fault is one error.
+    broken = wrong_fields(
+        api.submit(image=[data_url(b"no picture")] * 3, mask_image=data_url(MASK))
+    )
+    assert broken == {"image": "has 3 pictures; use 1 at most for inpaint"}
     larger = data_url(picture(49, 32))
     assert set(wrong_fields(api.submit(image=[data_url(RED), larger]))) == {"image[1]"}
     both = api.submit(image=[data_url(RED)] * 2, mask_image=data_url(MASK))
@@ -120,34 +152,32 @@ def test_a_model_without_image_tasks_says_so(api: Api, replica: PlayedReplica) -
 @pytest.mark.parametrize(
     ("source", "size"),
     [
-        ((50, 33), (48, 32)),
-        ((3, 3), (8, 8)),
-        ((2000, 1000), (128, 64)),
-        ((1000, 2000), (64, 128)),
-        ((4000, 2), (1024, 8)),
+        ((48, 32), (80, 56)),
+        ((3, 3), (64, 64)),
+        ((3000, 2000), (80, 56)),
+        ((1000, 2000), (48, 88)),
+        ((4000, 2), (512, 8)),
     ],
 )
-def test_the_default_size_follows_the_image_into_the_limits(
-    api: Api, source: tuple[int, int], size: tuple[int, int]
+@pytest.mark.parametrize("task", ["image-to-image", "inpaint", "image-to-video"])
+def test_without_a_size_the_shape_is_that_of_the_photo_and_the_pixels_are_the_models(
+    api: Api, source: tuple[int, int], size: tuple[int, int], task: str
 ) -> None:
-    api.replica().load(replace(EDITING, max_pixels=128 * 64))
-    parameters = api.submitted(image=data_url(picture(*source)))["parameters"]
+    makes = VIDEO if task == "image-to-video" else EDITING
+    api.replica().load(replace(makes, max_pixels=128 * 64, default_width=64, default_height=64))
+    photo = data_url(picture(*source))
+    given = {"image": photo, **({"mask_image": photo} if task == "inpaint" else {})}
+    parameters = api.submitted(**given)["parameters"]
+    assert parameters["task"] == task
     assert (parameters["width"], parameters["height"]) == size
-    given = api.submitted(image=data_url(picture(*source)), size="64x32")["parameters"]
-    assert (given["width"], given["height"]) == (64, 32)
+    asked = api.submitted(**given, size="64x32")["parameters"]
+    assert (asked["width"], asked["height"]) == (64, 32)
 
 
-def test_a_video_takes_the_shape_of_the_image_and_the_usual_number_of_pixels(api: Api) -> None:
-    film: dict[str, Any] = {
-        "default_frames": 81,
-        "frames_step": 4,
-        "default_fps": 16.0,
-        "strength": False,
-    }
-    api.replica().load(replace(EDITING, tasks=("image-to-video",), max_images=1, **film))
-    parameters = api.submitted(image=data_url(picture(400, 100)))["parameters"]
-    assert parameters["task"] == "image-to-video"
-    assert (parameters["width"], parameters["height"]) == (128, 32)
+def test_the_pixels_of_a_photo_stay_within_the_limits(api: Api) -> None:
+    api.replica().load(replace(EDITING, max_pixels=128 * 64, default_width=1024))
+    parameters = api.submitted(image=data_url(picture(2000, 1000)))["parameters"]
+    assert (parameters["width"], parameters["height"]) == (128, 64)
 
 
 def test_a_model_that_only_edits_is_not_asked_for_text(api: Api) -> None:

@@ -101,7 +101,8 @@ def test_generations(api: Api, editing: PlayedReplica) -> None:
     assert (body["size"], body["output_format"], body["model"]) == ("96x64", "png", "tiny")
     assert body["usage"]["peak_memory_mb"] == 300.0
     assert body["metrics"]["stage_durations"]["denoise"] == 0.5
-    assert [line.split()[0] for line in body["warnings"]] == ["user", "quality"]
+    assert [line.split()[0] for line in body["warnings"]] == ["quality"]
+    assert request.client == "me"
 
 
 def test_urls_are_absolute_and_lead_to_the_files(api: Api, editing: PlayedReplica) -> None:
@@ -134,7 +135,7 @@ def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     answer, request = served(api, editing, send)
     assert answer.status_code == 200
     parameters = request.parameters
-    assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 48, 32)
+    assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 80, 56)
     assert (parameters.output_format, parameters.output_compression) == ("jpeg", 80)
     assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was ignored"]
 

@@ -57,7 +57,7 @@ def test_a_cancel_that_was_answered_holds_though_the_run_had_done_its_last_step(
     assert claimed is not None
     assert world.records.cancel(request.id) is CancelAnswer.STOPPING
     for _ in range(2):  # its answer may get lost
-        assert world.claims.finish(claimed, outcome) is False
+        assert not world.claims.finish(claimed, outcome)
     record = world.get(request.id)
     assert (record.status, record.outputs, record.error) == (Status.CANCELED, (), None)
     replica = world.registry.get("replica0")
@@ -94,5 +94,5 @@ def test_a_running_request_that_is_removed_is_gone_at_once_and_leaves_nothing_la
     assert signals is not None
     assert signals.cancel
     # It may still have succeeded in that instant: its replica is told to remove the files.
-    assert world.claims.finish(claimed, SUCCESS) is False
+    assert not world.claims.finish(claimed, SUCCESS)
     assert not world.redis.exists(f"{world.settings.redis_prefix}request:{request.id}")

@@ -48,6 +48,23 @@ def test_a_request_keeps_its_place_in_the_line_when_it_moves(world: World) -> No
     assert order == [early.id, *(request.id for request in late)]
 
 
+def test_what_lives_is_not_taken_for_dead_by_what_was_read_of_it_before(world: World) -> None:
+    """A sweep that read the registry, and went on after the replica had been started again."""
+    world.start("replica0")
+    request = world.submit()
+    claimed = world.claim("replica0")
+    assert claimed is not None
+    assert world.claims.move_from_dead(claimed) is None
+    for state in (ReplicaState.DRAINING, ReplicaState.LOADING):
+        world.beat("replica0", state)
+        assert world.claims.move_from_dead(claimed) is None
+    record = world.get(request.id)
+    assert (record.status, record.attempt, record.crashes) == (Status.RUNNING, 1, 0)
+    world.beat("replica0", ReplicaState.GONE)
+    assert world.claims.move_from_dead(claimed) is not None
+    assert world.get(request.id).crashes == 1
+
+
 def test_a_restart_faster_than_the_expiry_is_seen_by_its_incarnation(world: World) -> None:
     world.start("replica0")
     request = world.submit()

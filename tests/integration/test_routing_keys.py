@@ -63,7 +63,7 @@ def life(world: World) -> Iterator[None]:
     first = world.submit(webhook=webhook, idempotency_key="mine", expires_in=50.0)
     to_video = parameters(task=TEXT_TO_VIDEO)
     video = world.submit(parameters=to_video, priority=Priority.HIGH, webhook=webhook)
-    world.submit(affinity_key="home")
+    world.submit(affinity_key="home", client="me")
     world.records.edit(first, parameters(prompt="new"), Priority.LOW, timeout=9.0, expires_in=60.0)
     yield
     running = claimed(world, "replica0")

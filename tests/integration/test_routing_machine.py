@@ -19,7 +19,7 @@ from configs.settings import Settings
 from routing.keys import Keys
 from routing.replica import Command, ReplicaState
 from routing.request import Failure, Outcome, Output, Priority, Request, Status
-from tests.integration.routing_world import MODEL, World, parameters
+from tests.integration.routing_world import MODEL, STAGE, World, parameters
 
 TASKS = (TEXT_TO_IMAGE, TEXT_TO_VIDEO)
 REPLICAS = ("replica0", "replica1", "replica2")
@@ -40,6 +40,7 @@ class RecordMachine(RuleBasedStateMachine):
 
     policy: ClassVar[str]
     attempts: ClassVar[int]
+    capacity: ClassVar[int]
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class RecordMachine(RuleBasedStateMachine):
         own = dataclasses.replace(
             self.base, redis_prefix=prefix, routing_policy=self.policy, max_attempts=self.attempts
         )
-        self.world = World(own, self.redis)
+        self.world = World(own, self.redis, capacity=self.capacity)
         self.redis_keys = Keys(prefix)
         self.keys: dict[str, tuple[str, str]] = {}
         for name in REPLICAS:
@@ -65,17 +66,25 @@ class RecordMachine(RuleBasedStateMachine):
         priority=st.sampled_from(list(Priority)),
         expires_in=st.sampled_from([None, 2.0]),
         affinity_key=st.sampled_from(["", "", "a", "b"]),
+        client=st.sampled_from(["", "", "x", "y"]),
         steps=st.sampled_from([1, 4, 16]),
         task=st.sampled_from(TASKS),
     )
     def submit(
-        self, priority: Priority, expires_in: float | None, affinity_key: str, steps: int, task: str
+        self,
+        priority: Priority,
+        expires_in: float | None,
+        affinity_key: str,
+        client: str,
+        steps: int,
+        task: str,
     ) -> str:
         self._beat_all()
         request = self.world.submit(
             priority=priority,
             expires_in=expires_in,
             affinity_key=affinity_key,
+            client=client,
             parameters=parameters(num_inference_steps=steps, task=task),
         )
         self.alive.add(request.id)
@@ -102,14 +111,43 @@ class RecordMachine(RuleBasedStateMachine):
 
     @rule(target=claims, name=st.sampled_from(REPLICAS))
     def claim(self, name: str) -> object:
+        """A replica with room gets something as long as anything waits that it may run."""
+        may = self._may_run(name)
         claimed = self.world.claim(name)
+        assert (claimed is not None) >= bool(may), may
         return multiple() if claimed is None else claimed
+
+    def _may_run(self, name: str) -> list[str]:
+        """The waiting requests of the stage that nothing keeps from this replica."""
+        running = self.redis.scard(self.redis_keys.running(name))
+        if any(
+            self._blamed(str(each)) for each in self.redis.smembers(self.redis_keys.running(name))
+        ):
+            return []
+        own = self.redis.zrange(self.redis_keys.waiting(name), 0, 0)
+        if own and running and self._blamed(str(own[0])):
+            return []  # its own queue waits until it can run alone
+        now = self.world.clock.now
+        return [
+            request.id
+            for request in map(self.world.get, self.alive)
+            if request.status is Status.QUEUED
+            and not (running and self._blamed(request.id))
+            and float(self.redis.hget(self._key(request.id), "held_until") or 0) <= now
+            and (request.start_by is None or self._begun(request.id) or request.start_by > now)
+        ]
+
+    def _blamed(self, request_id: str) -> bool:
+        return self.redis.hmget(self._key(request_id), "crashes", "suspect") != ["0", None]
+
+    def _begun(self, request_id: str) -> bool:
+        return self.redis.hget(self._key(request_id), "begun") == "1"
 
     @rule(claimed=claims, outcome=st.sampled_from(OUTCOMES))
     def finish(self, claimed: Request, outcome: Outcome) -> None:
         """Also finishes what was finished, moved or removed before: that must count for nothing."""
         before = self.world.get(claimed.id) if claimed.id in self.alive else None
-        holds = self.world.claims.finish(claimed, outcome)
+        holds = bool(self.world.claims.finish(claimed, outcome))
         if before is not None and before.is_terminal:
             # Only the same outcome of the same claim, sent again, is told that it holds.
             same = (before.status, before.attempt, before.owner)
@@ -218,10 +256,7 @@ class RecordMachine(RuleBasedStateMachine):
     def who_was_in_a_crash_runs_alone(self) -> None:
         for name in REPLICAS:
             running = self.redis.smembers(self.redis_keys.running(name))
-            blamed = [
-                self.redis.hmget(self._key(str(each)), "crashes", "suspect") for each in running
-            ]
-            assert len(running) <= 1 or blamed == [["0", None]] * len(running)
+            assert len(running) <= 1 or not any(self._blamed(str(each)) for each in running)
 
     @invariant()
     def crashes_come_to_an_end(self) -> None:
@@ -283,6 +318,18 @@ class RecordMachine(RuleBasedStateMachine):
             assert (kept is None) is (not waiting)
 
     @invariant()
+    def what_any_replica_may_take_is_what_waits_and_is_not_held(self) -> None:
+        keys = self.redis_keys
+        spare: Any = self.redis.zrange(keys.spare(STAGE), 0, -1, withscores=True)
+        held: Any = self.redis.zrange(keys.held(STAGE), 0, -1)
+        waiting = [r for r in map(self.world.get, self.alive) if r.status is Status.QUEUED]
+        assert {r.id for r in waiting} == {each for each, _ in spare} | set(held)
+        assert not {each for each, _ in spare} & set(held)
+        scores = {r.id: r.score for r in waiting if r.id not in held}
+        assert dict(spare) == pytest.approx(scores)
+        assert all(r.affinity_key for r in waiting if r.id in held)
+
+    @invariant()
     def exactly_those_that_may_expire_have_a_deadline(self) -> None:
         pairs: Any = self.redis.zrange(self.redis_keys.deadlines(), 0, -1, withscores=True)
         expected = {
@@ -290,9 +337,15 @@ class RecordMachine(RuleBasedStateMachine):
             for request in map(self.world.get, self.alive)
             if request.status is Status.QUEUED
             and request.start_by is not None
-            and self.redis.hget(self._key(request.id), "begun") != "1"
+            and not self._begun(request.id)
         }
         assert dict(pairs) == pytest.approx(expected)
+
+    @invariant()
+    def nobody_is_overtaken_for_ever(self) -> None:
+        most = self.world.settings.max_overtaken
+        for request_id in self.alive:
+            assert int(self.redis.hget(self._key(request_id), "overtaken") or 0) <= most
 
     @invariant()
     def an_end_is_final(self) -> None:
@@ -322,12 +375,15 @@ class RecordMachine(RuleBasedStateMachine):
             self.redis.delete(key)
 
 
-@pytest.mark.parametrize(("policy", "attempts"), [("round_robin", 3), ("least_work", 1)])
+@pytest.mark.parametrize(
+    ("policy", "attempts", "capacity"), [("round_robin", 3, 4), ("least_work", 1, 1)]
+)
 def test_any_order_of_calls_keeps_the_record_right(
-    settings: Settings, redis_client: Redis, policy: str, attempts: int
+    settings: Settings, redis_client: Redis, policy: str, attempts: int, capacity: int
 ) -> None:
     RecordMachine.base, RecordMachine.redis = settings, redis_client
     RecordMachine.policy, RecordMachine.attempts = policy, attempts
+    RecordMachine.capacity = capacity
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(

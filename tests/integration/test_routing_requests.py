@@ -78,7 +78,7 @@ def test_a_former_incarnation_can_neither_claim_nor_finish(world: World) -> None
     assert world.claims.claim("replica0", former) is None
     world.sweep.run()
     assert world.get(request.id).attempt == 2
-    assert world.claims.finish(claimed, SUCCESS) is False
+    assert not world.claims.finish(claimed, SUCCESS)
     assert world.get(request.id).status is Status.QUEUED
 
 

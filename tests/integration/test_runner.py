@@ -95,7 +95,7 @@ def painting(world: World) -> Iterator[tuple[Runner, SlowStore]]:
     runner.writer = OutputWriter(store, metadata=False)
     yield runner, store
     store.open.set()
-    runner.finish_storing()  # else its thread would keep this process
+    runner.finish()  # else its thread would keep this process
 
 
 def test_a_claim_whose_answer_got_lost_is_handed_back(world: World) -> None:
@@ -107,6 +107,36 @@ def test_a_claim_whose_answer_got_lost_is_handed_back(world: World) -> None:
     runner.return_orphaned_claims()
     record = world.get(request.id)
     assert (record.status, record.attempt, record.crashes) == (Status.QUEUED, 2, 0)
+
+
+def test_a_replica_that_ends_leaves_no_claim_behind_that_would_count_as_a_crash(
+    world: World,
+) -> None:
+    runner = _runner(world)
+    request = world.submit()
+    assert world.claim("replica0") is not None  # its answer got lost, just before the end
+    runner.finish()
+    record = world.get(request.id)
+    assert (record.status, record.attempt, record.crashes) == (Status.QUEUED, 2, 0)
+
+
+def test_what_an_attempt_stored_before_it_died_goes_when_a_later_one_has_ended(
+    world: World, painting: tuple[Runner, SlowStore]
+) -> None:
+    runner, store = painting
+    request = world.submit()
+    assert world.claim("replica0") is not None
+    for left in ("1-0.png", "1-1.png", ".1-2.png.part", "input-0.png"):
+        world.outputs.write(f"{request.id}/{left}", b"left by the first attempt")
+    runner.incarnation = world.start("replica0")
+    world.sweep.run()
+    store.open.set()
+    assert runner.run_next() == request.id
+    runner.finish()
+    assert world.get(request.id).attempt == 2
+    assert world.outputs.names(request.id) == [
+        f"{request.id}/{name}" for name in ("2-0.png", "input-0.png")
+    ]
 
 
 def test_a_timeout_that_an_edit_brought_ends_the_run_with_its_reason(world: World) -> None:
@@ -175,7 +205,7 @@ def test_the_next_request_runs_while_the_last_is_stored_and_no_more_than_may_wai
     store.open.set()
     running.join(20)
     assert runner.run_next() == third.id
-    runner.finish_storing()
+    runner.finish()
     assert not runner.runs
     ended = [world.get(each.id) for each in (first, second, third)]
     assert [each.status for each in ended] == [
@@ -207,7 +237,7 @@ def test_who_loses_the_device_is_to_blame_and_what_is_being_stored_is_not(
     record = world.get(lost.id)
     assert (record.status, record.crashes) == (Status.QUEUED, 1)
     store.open.set()
-    runner.finish_storing()
+    runner.finish()
     record = world.get(stored.id)
     assert (record.status, record.crashes) == (Status.SUCCEEDED, 0)
 
@@ -237,7 +267,7 @@ def test_what_cannot_be_stored_fails_and_what_a_dead_replica_had_not_stored_runs
     runner.writer = OutputWriter(OutputStore("file:///proc/nowhere", tries=1), metadata=False)
     failed = submit()
     assert runner.run_next() == failed.id
-    runner.finish_storing()
+    runner.finish()
     error = world.get(failed.id).error
     assert error is not None
     assert error.code == "output_write_failed"

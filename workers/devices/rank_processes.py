@@ -25,6 +25,16 @@ _logger = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).parents[2]
 
 
+def start_process(pipe: Connection) -> subprocess.Popen[bytes]:
+    """Start a rank that holds the pipe; it ends when the thread that calls this ends."""
+    return subprocess.Popen(  # noqa: S603 - this interpreter, this module
+        [sys.executable, "-m", "workers.devices.rank", str(pipe.fileno()), str(os.getpid())],
+        cwd=_REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        pass_fds=[pipe.fileno()],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RankChild:
     """The process, and the pipe whose other end it holds."""
@@ -38,12 +48,7 @@ class RankChild:
     def start(cls, first: Start) -> Self:
         """Start one and tell it that; it ends when the thread that calls this ends."""
         ours, theirs = Pipe()
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, this module
-            [sys.executable, "-m", "workers.devices.rank", str(theirs.fileno()), str(os.getpid())],
-            cwd=_REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
+        process = start_process(theirs)
         theirs.close()
         with contextlib.suppress(BrokenPipeError):  # it has ended, which its silence will tell
             send(ours, first)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from configs.errors import InputUnavailable
 from configs.parameters import ARGUMENTS, Parameters
@@ -21,6 +22,15 @@ from workers.families import (
 )
 
 _OPAQUE = 255
+
+
+# What white may be in greys of more than 8 bits, by how the mode begins. Floats and 32-bit integers
+# do not say: it is the least of these that holds all levels.
+_WHITES = {"I;16": (65_535,), "I": (255, 65_535, 2**31 - 1), "F": (1, 255, 65_535)}
+
+
+# PNG of other depths: bytes for one level of the file, by the raw mode of Pillow.
+_KEY_SCALES = {"L;2": 85, "L;4": 17, "RGB;16B": 1 / 256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +91,38 @@ def _decoded(name: str, read: Callable[[str], bytes], mode: str) -> Image.Image:
     fault: str
     try:
         with Image.open(io.BytesIO(read(name))) as file:
-            upright: Any = ImageOps.exif_transpose(file)
+            upright: Any = ImageOps.exif_transpose(_in_bytes(file))
             return _as_mask(upright) if mode == "L" else _on_white(upright)
     except FileNotFoundError:
         fault = "the output store no longer has it"
     except Exception as error:  # noqa: BLE001 - any decoder and any file system may fail here
         fault = f"{type(error).__name__}: {error}"
     raise InputUnavailable(f"the input image {name} cannot be read: {fault}")
+
+
+def _in_bytes(file: Any) -> Any:
+    """Return a picture of 8 bits a channel; Pillow itself clips greys of more at 255."""
+    tiles = file.tile
+    file.load()
+    raw, key = tiles[0].args if tiles else None, file.info.get("transparency")
+    if isinstance(raw, str) and raw in _KEY_SCALES and isinstance(key, int | tuple):
+        # The transparent colour is told in the levels of the file, the pixels are in bytes already.
+        scale = _KEY_SCALES[raw]
+        keys = key if isinstance(key, tuple) else (key,)
+        scaled = tuple(int(level * scale) for level in keys)
+        file.info["transparency"] = scaled if isinstance(key, tuple) else scaled[0]
+    whites = next((whites for start, whites in _WHITES.items() if file.mode.startswith(start)), ())
+    if not whites:
+        return file
+    levels = np.nan_to_num(np.asarray(file, np.float32))
+    most = float(levels.max())
+    white = next((each for each in whites if most <= each), most)
+    shown = Image.fromarray((levels / white * _OPAQUE).round().clip(0, _OPAQUE).astype(np.uint8))
+    if isinstance(key, int):
+        shown.putalpha(Image.fromarray(np.where(levels == key, 0, _OPAQUE).astype(np.uint8)))
+    if orientation := file.getexif().get(ExifTags.Base.Orientation):
+        shown.getexif()[ExifTags.Base.Orientation] = orientation
+    return shown
 
 
 def _on_white(image: Image.Image) -> Image.Image:
@@ -103,7 +138,7 @@ def _as_mask(image: Image.Image) -> Image.Image:
         alpha = image.convert("RGBA").getchannel("A")
         if alpha.histogram()[_OPAQUE] < alpha.width * alpha.height:
             return ImageOps.invert(alpha)
-    return image.convert("L")
+    return image.convert("RGB").convert("L")
 
 
 # Pixels; editing pipelines round sizes down, and a smaller image would vanish.
@@ -178,6 +213,8 @@ def call_arguments(
         arguments["generator"] = arguments["generator"][0]
     arguments |= given_arguments(parameters, taken)
     arguments |= _input_arguments(parameters, pipeline_class, inputs or Inputs())
+    if "padding_mask_crop" in arguments:  # what was painted is pasted into the picture
+        arguments["output_type"] = "pil"
     return arguments | _count_arguments(parameters, taken)
 
 
@@ -199,6 +236,8 @@ def _input_arguments(parameters: Parameters, pipeline_class: Any, inputs: Inputs
         return {}
     taken, copies = arguments_of(pipeline_class), 1
     if is_edit(taken):
+        if family_of(pipeline_class).as_large_as_image:
+            inputs = inputs.fitted(parameters.width, parameters.height)
         inputs = inputs.at_least(_SMALLEST_EDITED)
     else:
         # Those that start from the pixels would stretch them, or make another size than asked.

@@ -19,13 +19,13 @@ from workers.devices.chunk import begin_ranks, denoisers
 from workers.devices.rank_start import LoadingRanks
 from workers.devices.weights import DENOISERS, quantized_arguments, weight_dtype
 from workers.engine.loading.download import Tell, fetch, untold
-from workers.engine.loading.dtypes import Dtypes, with_dtypes
+from workers.engine.loading.dtypes import Dtypes, hold_dtype, with_dtypes
 from workers.engine.loading.failures import explain
 from workers.engine.loading.memory import check_memory, estimate, free_host, free_memory
 from workers.engine.loading.saved_parts import read_config, read_index, read_parts
 from workers.engine.loading.settings import apply_settings, device_map_of, place
 from workers.engine.loading.turns import turn_to_load
-from workers.patches import ImageTextProcessor, hold_dtype
+from workers.patches import ImageTextProcessor
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 
 from configs.fields import nearest
 from workers.engine.arguments import arguments_of
-from workers.patches import become
+from workers.patches import become, made_unset
 
 HEUN = "FlowMatchHeunDiscreteScheduler"
 
@@ -321,6 +321,58 @@ def step_arguments(pipe: Any) -> dict[str, Any]:
     return {"eta": eta} if eta else {}
 
 
+def clips(own: Any) -> bool:
+    """Tell whether the model's own scheduler cuts what it predicts to a range, as of pixels."""
+    words = inspect.unwrap(type(own).step).__code__.co_names
+    cut = own.config.get("clip_sample") and "clip_sample" in words
+    return bool(cut or own.config.get("thresholding"))
+
+
+# What a model was trained with, and whether it clips: never what another class has by default.
+_NOT_BY_DEFAULT = frozenset(
+    (
+        "beta_start",
+        "beta_end",
+        "beta_schedule",
+        "trained_betas",
+        "num_train_timesteps",
+        "prediction_type",
+        "rescale_betas_zero_snr",
+        "clip_sample",
+    )
+)
+
+
+# The solver's own business, in words that DEIS and the others refuse of each other.
+_SOLVER_WORDS = ("algorithm_type", "solver_type")
+_DEIS = "DEISMultistepScheduler"
+
+
+def config_for(own: Any, name: str) -> dict[str, Any]:
+    """Return the configuration of the model's own scheduler as a class of another name needs it.
+
+    What a pipeline of diffusers set right in it stays, though it is the default of no class. Only
+    where the model's own clips the other does: latents are larger than the range, and the default
+    of some classes is to clip.
+    """
+    config = dict(own.config)
+    usual = inspect.signature(type(own).__init__).parameters
+    left = [
+        key
+        for key in config.get("_use_default_values", ())
+        if key in usual and config.get(key) == usual[key].default
+    ]
+    if name != type(own).__name__:
+        words = inspect.unwrap(type(own).step).__code__.co_names
+        if "clip_sample" not in words:
+            config["clip_sample"] = False
+        left = [key for key in left if key not in _NOT_BY_DEFAULT]
+        if _DEIS in (name, type(own).__name__):
+            config = {key: value for key, value in config.items() if key not in _SOLVER_WORDS}
+    config["_use_default_values"] = [key for key in left if key in config]
+    return config
+
+
 def made_scheduler(own: Any, name: str) -> Any:
     """Return a new scheduler, one of those offered for the model's own one."""
     if name == type(own).__name__:
@@ -328,5 +380,5 @@ def made_scheduler(own: Any, name: str) -> Any:
         return copy.deepcopy(own, {id(own.config): own.config})
     if is_flow(own):
         return solved_by(own, name)
-    config = {key: value for key, value in own.config.items() if key != "eta"}
-    return getattr(diffusers, name).from_config(config)
+    config = {key: value for key, value in config_for(own, name).items() if key != "eta"}
+    return made_unset(getattr(diffusers, name), config)

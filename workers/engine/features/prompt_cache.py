@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from workers.engine.run import Feature, Parts, Run
-from workers.patches import put
+from workers.patches import method_signature, put
 
 _PLAIN = (str, int, float, bool, type(None), torch.device, torch.dtype)
 
@@ -54,7 +54,7 @@ class PromptCache(Feature):
         if not hasattr(pipe, "encode_prompt"):
             return
         encode = pipe.encode_prompt
-        signature = inspect.signature(encode)
+        signature = _signature(encode)
         if inspect.ismethod(encode):
             # Weakly: a pipeline that holds itself keeps the tensors of its run.
             encode = functools.partial(_encoded, weakref.ref(pipe), encode.__func__)
@@ -78,7 +78,8 @@ class PromptCache(Feature):
 
         untyped: Any = remembered
         untyped.__signature__ = signature
-        put(pipe, "encode_prompt", remembered)
+        # It calls what another feature may have put there.
+        put(pipe, "encode_prompt", remembered, over=True)
 
     def _find(self, key: Hashable) -> Any:
         with self._lock:
@@ -102,6 +103,13 @@ class PromptCache(Feature):
             while self.bytes > self._most_bytes:
                 _, (_, freed) = self._kept.popitem(last=False)
                 self.bytes -= freed
+
+
+def _signature(encode: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a call, found out once for each class of pipelines."""
+    if inspect.ismethod(encode):
+        return method_signature(encode.__func__)
+    return inspect.signature(encode)
 
 
 def _encoded(pipe: Any, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

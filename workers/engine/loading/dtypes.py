@@ -11,11 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 import diffusers
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from diffusers.utils import BaseOutput
 
 from configs.errors import ModelLoadFailed
 from configs.fields import choices
@@ -25,6 +28,7 @@ from workers.devices.weights import DENOISERS
 from workers.engine.known_settings import names_of
 from workers.engine.loading.saved_parts import SavedPart, read_config, read_index
 from workers.families import FLOAT32_AUTOENCODERS
+from workers.patches import put
 
 logger = logging.getLogger(__name__)
 
@@ -175,3 +179,56 @@ def emulates_bfloat16() -> bool:
         torch.cuda.get_device_capability(device) < _BFLOAT16_FROM
         for device in range(torch.cuda.device_count())
     )
+
+
+def hold_dtype(vae: torch.nn.Module) -> None:
+    """Have an autoencoder stay in its type and take tensors of others, as `encode` and `decode` do.
+
+    What it encodes comes back in the type of what it was given, which the denoiser then gets; what
+    it decodes stays as precise as it is.
+    """
+    encode: Any = getattr(vae, "encode", None)
+    decode: Any = getattr(vae, "decode", None)
+    move: Any = vae.to
+
+    def to(*arguments: Any, **options: Any) -> Any:
+        kept = [each for each in arguments if not isinstance(each, torch.dtype)]
+        options.pop("dtype", None)
+        return move(*kept, **options) if kept or options else vae
+
+    def in_own(call: Any) -> Any:
+        @wraps(call)
+        def called(*arguments: Any, **options: Any) -> Any:
+            own = next(vae.parameters()).dtype  # float32 in a run that is made once more
+            named = {name: _as_dtype(value, own) for name, value in options.items()}
+            return call(*(_as_dtype(each, own) for each in arguments), **named)
+
+        return called
+
+    def and_back(call: Any) -> Any:
+        @wraps(call)
+        def called(*arguments: Any, **options: Any) -> Any:
+            given = next(filter(torch.is_tensor, (*arguments, *options.values())))
+            return _as_dtype(call(*arguments, **options), given.dtype)
+
+        return called
+
+    put(vae, "to", to)
+    if encode is not None:
+        put(vae, "encode", and_back(in_own(encode)))
+    if decode is not None:
+        put(vae, "decode", in_own(decode))
+
+
+def _as_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """The same with its tensors in that type: a tensor, a tuple, an output or a distribution."""
+    if torch.is_tensor(value):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(_as_dtype(each, dtype) for each in value)
+    if isinstance(value, BaseOutput):
+        return type(value)(**{name: _as_dtype(each, dtype) for name, each in value.items()})
+    if isinstance(value, DiagonalGaussianDistribution):
+        for name, each in vars(value).items():
+            setattr(value, name, _as_dtype(each, dtype))
+    return value

@@ -21,6 +21,7 @@ from workers.engine.schedulers import (
     DISTILLED,
     MULTISTEP,
     SOLVERS,
+    config_for,
     give_sigmas,
     is_flow,
     nearest_scheduler,
@@ -178,7 +179,7 @@ def _saved(own: Any, kind: Any) -> dict[str, Any]:
     A flow is written in two ways: the classes named for it have a `shift`, and the solvers are told
     to go by a flow and have a `flow_shift`. Both shift a sigma s to n s / (1 + (n - 1) s).
     """
-    config = dict(own.config)
+    config = config_for(own, kind.__name__)
     if kind is type(own) or not _is_flow(own):
         return config
     name = _shift_of(kind)
