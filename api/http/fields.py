@@ -223,6 +223,29 @@ def _image_bytes(value: Any) -> bytes:
         raise ValidationError(str(wrong)) from None
 
 
+class LinkedImageField(ImageField):
+    """A picture as everywhere, or as an object with its `image_url`."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> bytes:
+        return super()._deserialize(_linked(value), *rest, **options)
+
+
+class LinkedImagesField(ImagesField):
+    """Pictures, each as everywhere or as an object with its `image_url`."""
+
+    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> tuple[bytes, ...]:
+        linked = [_linked(each) for each in value] if isinstance(value, list) else _linked(value)
+        return super()._deserialize(linked, *rest, **options)
+
+
+def _linked(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if set(value) != {"image_url"}:
+        raise ValidationError('is not an object with just an "image_url"')
+    return value["image_url"]
+
+
 class MetadataField(fields.Dict):
     """A few short texts by short names."""
 

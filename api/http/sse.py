@@ -11,6 +11,7 @@ from flask import Response, stream_with_context
 # Writing is what shows every proxy between, and us, that the connection still stands.
 KEEP_ALIVE_S: Final = 10.0
 KEEP_ALIVE: Final = ": still here\n\n"
+DONE: Final = "data: [DONE]\n\n"
 _EVENT_STREAM: Final = "text/event-stream"
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 EVENT_CONTENT: Final = {
@@ -29,11 +30,27 @@ EVENT_CONTENT: Final = {
     }
 }
 
+CHUNK_CONTENT: Final = {
+    _EVENT_STREAM: {
+        "schema": {
+            "type": "object",
+            "description": "One chunk; `[DONE]` is the last.",
+            "required": ["data"],
+            "properties": {"data": {"type": "string", "description": "A JSON object in one line."}},
+        }
+    }
+}
+
 
 def event_text(name: str, data: Mapping[str, Any], cursor: str = "") -> str:
     """Return an event as a client reads it; without a cursor it cannot be resumed after."""
     number = f"id: {cursor}\n" if cursor else ""
     return f"{number}event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
+def data_text(data: Mapping[str, Any]) -> str:
+    """Return an event without a name, as OpenAI's chats are told."""
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def event_response(text: Iterator[str], on_close: Callable[[], None]) -> Response:

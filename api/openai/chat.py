@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from flask import g
+from flask import Response, g
 from flask_smorest import Blueprint
-from marshmallow import ValidationError, fields, missing
+from marshmallow import ValidationError, fields
 
 from api.http.body import JSON, body_content
 from api.http.call import idempotency_key
-from api.http.fields import (
-    AnswerSchema,
-    WrongPicture,
-    always,
-    decode_data_url,
-    described,
-    nested,
-    text,
-    texts,
-    whole,
-)
+from api.http.fields import WrongPicture, decode_data_url, described
+from api.http.sse import CHUNK_CONTENT, event_response
 from api.models.catalog import ServedModel
+from api.openai.chat_objects import MARKDOWN, PARTS, ChatAnswerSchema, ShownChat, ShownPart
+from api.openai.chat_stream import ChatStream
 from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
-from api.openai.images import KEY_OF_HELD_CALL, data_url_of
-from api.openai.objects import Answered, Measurements, MetricsSchema, durations, itself, memory
+from api.openai.images import (
+    KEY_OF_HELD_CALL,
+    data_url_of,
+    lost_previews,
+    partial_images_field,
+    wrong_previews,
+)
+from api.openai.objects import Measurements
 from api.openai.sync import awaited
 from api.service import Service
 from configs.errors import FieldError
-from configs.fields import Number
+from configs.fields import Flag, Number, OneOf
 from configs.parameters import TASKS
 from routing.request import Request
 
@@ -70,6 +69,8 @@ def _read(content: Any, texts: list[str], images: list[bytes]) -> None:
     for part in parts:
         match part:
             case str(text) | {"type": "text" | "input_text", "text": str(text)}:
+                texts.append(text)
+            case {"text": str(text)} if "type" not in part:
                 texts.append(text)
             case {"type": "image_url", "image_url": {"url": str(url)}}:
                 images.append(_decoded(url))
@@ -122,8 +123,23 @@ class ChatSchema(OpenAISchema):
         ),
     )
     cfg_scale = Number(metadata=described("The same as true_cfg_scale.", minimum=0))
+    content_format = OneOf(
+        PARTS,
+        MARKDOWN,
+        metadata=described(
+            "The content of the answer: `parts`, a list, or `markdown`, one text with data URLs, "
+            "for clients that read text only. A stream brings Markdown unless `parts` are asked "
+            "for."
+        ),
+    )
+    stream = Flag(
+        metadata=described("Answer with chunks; one at the end brings the outputs.", default=False)
+    )
+    stream_options = fields.Raw(
+        metadata=described("With `include_usage` true the stream ends with the usage.")
+    )
+    partial_images = partial_images_field()
     modalities = IgnoredField()
-    stream_options = IgnoredField()
     response_format = IgnoredField()
     temperature = IgnoredField()
     top_p = IgnoredField()
@@ -132,6 +148,23 @@ class ChatSchema(OpenAISchema):
     frequency_penalty = IgnoredField()
     presence_penalty = IgnoredField()
     stop = IgnoredField()
+    store = IgnoredField()
+    tools = IgnoredField()
+    tool_choice = IgnoredField()
+    parallel_tool_calls = IgnoredField()
+    functions = IgnoredField()
+    function_call = IgnoredField()
+    service_tier = IgnoredField()
+    logprobs = IgnoredField()
+    top_logprobs = IgnoredField()
+    logit_bias = IgnoredField()
+    reasoning_effort = IgnoredField()
+    verbosity = IgnoredField()
+    prediction = IgnoredField()
+    prompt_cache_key = IgnoredField()
+    bot_task = IgnoredField()
+    sys_type = IgnoredField()
+    system_prompt = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Take prompt and pictures out of the messages."""
@@ -140,114 +173,65 @@ class ChatSchema(OpenAISchema):
             given["prompt"] = conversation.prompt
             if conversation.images:
                 given["image"] = conversation.images
-        return super().adapt(given, model)
+        details = super().adapt(given, model) + wrong_previews(given)
+        if given.get("partial_images") and model.abilities.preview:
+            given["preview"] = True
+        return details
+
+    def ignored(self, given: Mapping[str, Any]) -> list[str]:
+        """Return one sentence for each field that had no meaning."""
+        return [*super().ignored(given), *lost_previews(given)]
 
 
 _CHAT: Final = ChatSchema()
 
 
-@dataclass(frozen=True, slots=True)
-class ShownPart:
-    """One output of a chat: `type` is `image_url` or `video_url`, `url` a data URL."""
-
-    type: str
-    url: str
-    seed: int
-    measured: Measurements
-
-
-@dataclass(frozen=True, slots=True)
-class ShownChat(Answered):
-    """A request that was a chat, and its outputs."""
-
-    parts: Sequence[ShownPart]
-
-
-def _words(chat: ShownChat) -> int:
-    return len(chat.request.parameters.prompt.split())
-
-
-class UrlSchema(AnswerSchema):
-    """An address."""
-
-    url = text("The file as a data URL.")
-
-
-def _address(kind: str) -> fields.Field[Any]:
-    return nested(UrlSchema, lambda part: part if part.type == kind else missing)
-
-
-class PartSchema(AnswerSchema):
-    """One output as a part of a message: `image_url` or `video_url`, by its type."""
-
-    type = text("`image_url` or `video_url`.")
-    image_url = _address("image_url")
-    video_url = _address("video_url")
-    seed = whole("Makes this output again, alone.")
-    stage_durations = durations()
-    peak_memory_mb = memory()
-
-
-class MessageSchema(AnswerSchema):
-    """The answer of the model."""
-
-    role = always("assistant")
-    content = nested(PartSchema, attrgetter("parts"), many=True)
-
-
-class ChoiceSchema(AnswerSchema):
-    """The only choice."""
-
-    index = whole("Always 0.", lambda _: 0)
-    message = nested(MessageSchema, itself)
-    finish_reason = always("stop")
-
-
-class ChatUsageSchema(AnswerSchema):
-    """Words of the prompt stand for tokens, which are not counted here."""
-
-    prompt_tokens = whole("Words of the prompt.", _words)
-    completion_tokens = whole("Outputs.", lambda chat: len(chat.parts))
-    total_tokens = whole("Both together.", lambda chat: _words(chat) + len(chat.parts))
-    peak_memory_mb = memory()
-
-
-class ChatAnswerSchema(AnswerSchema):
-    """An answer whose content are pictures or videos."""
-
-    id = text("Id of the native request.", attrgetter("request.id"))
-    object = always("chat.completion")
-    created = whole("When it was done, seconds since the epoch.")
-    model = text("Which model.", attrgetter("request.model"))
-    choices = nested(ChoiceSchema, lambda chat: [chat], many=True)
-    usage = nested(ChatUsageSchema, itself)
-    metrics = nested(MetricsSchema, attrgetter("measured"))
-    stage_durations = durations()
-    peak_memory_mb = memory()
-    warnings = texts("What was ignored, one sentence each.")
-
-
 blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
 
 
+_STREAM: Final = {
+    200: {
+        "description": "The outputs; with `stream` `chat.completion.chunk` objects and `[DONE]`.",
+        "content": CHUNK_CONTENT,
+    }
+}
+
+
 @blueprint.route("/v1/chat/completions", methods=["POST"])
-@blueprint.doc(requestBody=body_content(ChatSchema, JSON), parameters=[KEY_OF_HELD_CALL])
+@blueprint.doc(
+    requestBody=body_content(ChatSchema, JSON), parameters=[KEY_OF_HELD_CALL], responses=_STREAM
+)
 @blueprint.response(200, ChatAnswerSchema)
-def completions() -> ShownChat:
+def completions() -> ShownChat | Response:
     """Make what the user asks for and wait; a client that closes the connection cancels."""
     service: Service = g.service
     key = idempotency_key()
     body = read_openai_body(_CHAT, service.catalog)
-    with awaited(service, body, _CHAT, key) as waiting:
-        request = waiting.until_success()
-    return _answer(service, request, _CHAT.ignored(waiting.given))
+    only_end = not body.get("partial_images")
+    with ExitStack() as stack:
+        waiting = stack.enter_context(awaited(service, body, _CHAT, key, only_end=only_end))
+        given, ignored = waiting.given, _CHAT.ignored(waiting.given)
+        if not given.get("stream"):
+            form = given.get("content_format", PARTS)
+            return _answer(service, waiting.until_success(), ignored, form)
+        if waiting.look(0):
+            waiting.until_success()  # what has ended already need not be told by an event
+        form, options = given.get("content_format", MARKDOWN), given.get("stream_options")
+        chunks = ChatStream(
+            waiting,
+            given.get("partial_images", 0),
+            lambda request: _answer(service, request, ignored, form),
+            include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        )
+        # The request is watched for as long as the client reads, and canceled when it has gone.
+        return event_response(chunks.text(), stack.pop_all().close)
 
 
-def _answer(service: Service, request: Request, ignored: list[str]) -> ShownChat:
+def _answer(service: Service, request: Request, ignored: list[str], form: str) -> ShownChat:
     measured = Measurements.of(request, service.registry)
     kind = "video_url" if request.parameters.makes_video else "image_url"
     parts = [
         ShownPart(kind, data_url_of(service, request, index), output.seed, measured)
         for index, output in enumerate(request.outputs)
     ]
-    return ShownChat(request, measured, ignored, parts)
+    return ShownChat(request, measured, ignored, parts, form)

@@ -25,6 +25,9 @@ _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"
 
 
+_BEST: Final = 100
+
+
 class IgnoredField(fields.Raw):
     """A field without a meaning here; the answer's `warnings` name it."""
 
@@ -91,6 +94,8 @@ class OpenAISchema(RequestBodySchema):
         for alias, native in self.aliases.items():
             if alias in given:
                 given[native] = given.pop(alias)
+        if given.get("output_compression") == _BEST and _is_png(given, model):
+            del given["output_compression"]  # what a PNG, which loses nothing, is anyway
         served = tuple(task for task in model.abilities.tasks if task in self.tasks)
         if not served:
             names = ", ".join(model.abilities.tasks)
@@ -110,6 +115,10 @@ class OpenAISchema(RequestBodySchema):
             for name, field in self.fields.items()
             if isinstance(field, IgnoredField) and name in given
         ]
+
+
+def _is_png(given: Mapping[str, Any], model: ServedModel) -> bool:
+    return given.get("output_format", model.defaults.get("output_format", "png")) == "png"
 
 
 def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:

@@ -44,6 +44,52 @@ class Spread:
         return True
 
 
+class PreviewsOfRun:
+    """The previews of a request that are due, until it has ended."""
+
+    def __init__(self, waiting: AwaitedRequest, most: int) -> None:
+        """Watch a request, and show `most` of its previews."""
+        self._waiting = waiting
+        self._spread = Spread(most)
+        self._steps = 0
+
+    def until_end(self) -> Iterator[str | None]:
+        """Yield each preview in base64, and None where the connection was quiet for long.
+
+        Raises:
+            ClientGone, Unavailable, redis.RedisError: As :meth:`AwaitedRequest.look`.
+        """
+        told_at = time.monotonic()
+        while not self._waiting.look(KEEP_ALIVE_S):
+            picture = self._newest()
+            if picture is None and time.monotonic() - told_at < KEEP_ALIVE_S:
+                continue
+            yield picture
+            told_at = time.monotonic()
+
+    def _newest(self) -> str | None:
+        step = self._shown_step()
+        if step is None or not self._spread.picks(step, self._steps):
+            return None
+        return self._waiting.service.records.preview(self._waiting.request.id)
+
+    def _shown_step(self) -> int | None:
+        """The step of the newest preview that was told of since the last look."""
+        request = self._waiting.request
+        self._steps = self._steps or request.steps
+        changes = self._waiting.subscription.take()
+        if changes is None:
+            # What was missed may have been one.
+            return request.step
+        shown = None
+        for change in changes:
+            if change.event == "progress":
+                self._steps = int(change.data["steps"])
+            elif change.event == "preview":
+                shown = int(change.data["step"])
+        return shown
+
+
 class ImageStream:
     """The events of one call that makes pictures."""
 
@@ -66,10 +112,9 @@ class ImageStream:
         """
         self._waiting = waiting
         self._kind = kind
-        self._spread = Spread(partial_images)
+        self._previews = PreviewsOfRun(waiting, partial_images)
         self._quality = quality
         self._completed = completed
-        self._steps = 0
         self._sent = 0
 
     def text(self) -> Iterator[str]:
@@ -77,7 +122,8 @@ class ImageStream:
         # The client learns at once that it was accepted, however long the queue is.
         yield KEEP_ALIVE
         try:
-            yield from self._partial()
+            for picture in self._previews.until_end():
+                yield KEEP_ALIVE if picture is None else self._partial(picture)
             request = self._waiting.until_success()
             yield from self._finished(self._completed(request))
         except ClientGone:
@@ -92,50 +138,14 @@ class ImageStream:
             event = CompletedImage(name, self._quality, index, image, answer.created)
             yield event_text(name, {**COMPLETED.dump(event), **alike})
 
-    def _partial(self) -> Iterator[str]:
-        written_at = time.monotonic()
-        while not self._waiting.look(KEEP_ALIVE_S):
-            picture = self._preview()
-            if picture is not None:
-                yield picture
-            elif time.monotonic() - written_at >= KEEP_ALIVE_S:
-                yield KEEP_ALIVE
-            else:
-                continue
-            written_at = time.monotonic()
-
-    def _preview(self) -> str | None:
-        """The event of the newest preview, where one is due."""
-        step = self._shown_step()
-        if step is None or not self._spread.picks(step, self._steps):
-            return None
-        waiting = self._waiting
-        picture = waiting.service.records.preview(waiting.request.id)
-        if picture is None:
-            return None
+    def _partial(self, picture: str) -> str:
         event = PartialImage(
             f"{self._kind}.partial_image",
             self._quality,
             self._sent,
             picture,
             int(time.time()),
-            size_of(waiting.request),
+            size_of(self._waiting.request),
         )
         self._sent += 1
         return event_text(event.type, PARTIAL.dump(event))
-
-    def _shown_step(self) -> int | None:
-        """The step of the newest preview that was told of since the last look."""
-        request = self._waiting.request
-        self._steps = self._steps or request.steps
-        changes = self._waiting.subscription.take()
-        if changes is None:
-            # What was missed may have been one.
-            return request.step
-        shown = None
-        for change in changes:
-            if change.event == "progress":
-                self._steps = int(change.data["steps"])
-            elif change.event == "preview":
-                shown = int(change.data["step"])
-        return shown

@@ -13,7 +13,7 @@ from flask_smorest import Blueprint
 
 from api.http.body import JSON, body_content
 from api.http.call import idempotency_key, key_parameter
-from api.http.fields import ImageField, ImagesField, described
+from api.http.fields import ImagesField, LinkedImageField, LinkedImagesField, described
 from api.http.sse import EVENT_CONTENT, event_response
 from api.models.catalog import ServedModel
 from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
@@ -34,6 +34,18 @@ URL: Final = "url"
 _MOST_PARTIAL_IMAGES: Final = 3
 
 
+def partial_images_field() -> Whole:
+    """Return the field that asks a stream for previews."""
+    return Whole(
+        metadata=described(
+            "How many previews the stream brings at most, spread evenly over the steps.",
+            minimum=0,
+            maximum=_MOST_PARTIAL_IMAGES,
+            default=0,
+        )
+    )
+
+
 class GenerationsSchema(OpenAISchema):
     """The body of `POST /v1/images/generations`, beside all fields of a native request."""
 
@@ -50,14 +62,7 @@ class GenerationsSchema(OpenAISchema):
             "Answer with events, the last of which brings the picture.", default=False
         )
     )
-    partial_images = Whole(
-        metadata=described(
-            "How many previews the stream brings at most, spread evenly over the steps.",
-            minimum=0,
-            maximum=_MOST_PARTIAL_IMAGES,
-            default=0,
-        )
-    )
+    partial_images = partial_images_field()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Ask for the previews that the stream is to bring, where the model can show any."""
@@ -68,16 +73,20 @@ class GenerationsSchema(OpenAISchema):
 
     def ignored(self, given: Mapping[str, Any]) -> list[str]:
         """Return one sentence for each field that had no meaning."""
-        lines = super().ignored(given)
-        if given.get("partial_images") and not given.get("preview"):
-            lines.append("partial_images was ignored: this model cannot show previews")
-        return lines
+        return [*super().ignored(given), *lost_previews(given)]
+
+
+_LINK: Final = {"type": "object", "properties": {"image_url": {"type": "string"}}}
 
 
 class EditsSchema(GenerationsSchema):
     """The body of `POST /v1/images/edits`, beside all fields of a native request."""
 
-    aliases: ClassVar[Mapping[str, str]] = {**GenerationsSchema.aliases, "mask": "mask_image"}
+    aliases: ClassVar[Mapping[str, str]] = {
+        **GenerationsSchema.aliases,
+        "images": "image",
+        "mask": "mask_image",
+    }
     event_kind: ClassVar[str] = "image_edit"
 
     image = ImagesField(
@@ -86,8 +95,19 @@ class EditsSchema(GenerationsSchema):
             anyOf=IMAGE_FORMS,
         )
     )
-    mask = ImageField(
-        metadata=described("What to paint anew is transparent or white in it.", type="string"),
+    images = LinkedImagesField(
+        metadata=described(
+            'The same as `image`, as OpenAI\'s JSON has it: `[{"image_url": ...}]`.',
+            type="array",
+            items={"anyOf": [{"type": "string"}, _LINK]},
+        )
+    )
+    mask = LinkedImageField(
+        metadata=described(
+            "What to paint anew is transparent or white in it: a file, a data URL, or an object "
+            "with it as `image_url`.",
+            type="string",
+        ),
     )
     input_fidelity = IgnoredField()
     bot_task = IgnoredField()
@@ -106,7 +126,15 @@ _GENERATIONS: Final = GenerationsSchema()
 _EDITS: Final = EditsSchema()
 
 
-def _wrong_stream(given: Mapping[str, Any]) -> list[FieldError]:
+def lost_previews(given: Mapping[str, Any]) -> list[str]:
+    """Return the sentence for previews that the model cannot show."""
+    if given.get("partial_images") and not given.get("preview"):
+        return ["partial_images was ignored: this model cannot show previews"]
+    return []
+
+
+def wrong_previews(given: Mapping[str, Any]) -> list[FieldError]:
+    """Return what is wrong with the previews that a stream is to bring."""
     details = []
     wanted, streams = given.get("partial_images", 0), given.get("stream", False)
     if not 0 <= wanted <= _MOST_PARTIAL_IMAGES:
@@ -120,7 +148,12 @@ def _wrong_stream(given: Mapping[str, Any]) -> list[FieldError]:
                 "preview", "is false but partial_images asks for previews; leave one of them out"
             )
         )
-    if streams and given.get("response_format") == URL:
+    return details
+
+
+def _wrong_stream(given: Mapping[str, Any]) -> list[FieldError]:
+    details = wrong_previews(given)
+    if given.get("stream") and given.get("response_format") == URL:
         reason = f"is {URL} but a stream brings the pictures themselves; leave it out"
         details.append(FieldError("response_format", reason))
     return details

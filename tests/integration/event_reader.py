@@ -32,8 +32,12 @@ class EventReader:
             if line and not line.startswith(":"):
                 name, _, value = line.partition(": ")
                 fields[name] = value
-            elif not line and "event" in fields:
-                return Seen(fields["event"], json.loads(fields["data"]), fields.get("id", ""))
+            elif not line and fields.get("data") == "[DONE]":
+                return Seen("[DONE]", {}, "")
+            elif not line and "data" in fields:
+                return Seen(
+                    fields.get("event", ""), json.loads(fields["data"]), fields.get("id", "")
+                )
         raise EOFError("the stream has ended")
 
     def rest(self) -> list[Seen]:

@@ -295,3 +295,26 @@ def test_a_closing_api_lets_go_and_cancels(api: Api, editing: PlayedReplica) -> 
     assert answer.status_code == 503
     assert "Retry-After" in answer.headers
     assert body_of(api.get("/v1/requests"))["data"][0]["status"] == "canceled"
+
+
+def test_a_chat_in_markdown(api: Api, editing: PlayedReplica) -> None:
+    call = post(api, "/v1/chat/completions", messages=USER, content_format="markdown", n=2)
+    answer, _ = served(api, editing, call)
+    content = body_of(answer)["choices"][0]["message"]["content"]
+    assert content == "\n\n".join([f"![image]({data_url(PIXELS)})"] * 2)
+
+
+def test_an_edit_in_json(api: Api, editing: PlayedReplica) -> None:
+    link = {"image_url": data_url(RED)}
+    call = post(
+        api,
+        "/v1/images/edits",
+        prompt="a",
+        images=[link, link],
+        output_format="png",
+        output_compression=100,
+    )
+    answer, request = served(api, editing, call)
+    assert answer.status_code == 200
+    assert len(request.parameters.image) == 2
+    assert request.parameters.output_compression is None

@@ -183,9 +183,10 @@ def test_a_chat_has_messages_and_no_prompt(api: Api, editing: PlayedReplica) -> 
     assert {"messages", "prompt"} <= set(wrong_fields(answer)) | {"prompt"}
 
 
-def test_a_chat_is_no_stream(api: Api, editing: PlayedReplica) -> None:
-    assert set(wrong_fields(call(api, "chat", stream=True))) == {"stream"}
-    # Nothing is wrong with it: the closed API lets the call go.
+def test_a_chat_with_previews_is_a_stream(api: Api, editing: PlayedReplica) -> None:
+    assert set(wrong_fields(call(api, "chat", partial_images=1))) == {"partial_images"}
+    assert set(wrong_fields(call(api, "chat", content_format="html"))) == {"content_format"}
+    # Nothing is wrong with them: the closed API lets the calls go.
     assert call(api, "chat", stream=False).status_code == 503
 
 

@@ -180,3 +180,66 @@ def test_with_a_key_it_outlives_its_client(api: Api, showing: PlayedReplica) -> 
     with reading(api.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
         (completed,) = events.rest()
     assert completed.data["id"] == request.id
+
+
+CHAT = "/v1/chat/completions"
+
+
+@contextmanager
+def chatting(api: Api, **fields: Any) -> Iterator[EventReader]:
+    body = {"messages": [{"role": "user", "content": [{"text": "a circle"}]}], **fields}
+    with reading(api.client.post(CHAT, json={**body, "stream": True}, buffered=False)) as events:
+        yield events
+
+
+def test_a_chat_streams_its_picture_in_a_chunk_at_the_end(api: Api, showing: PlayedReplica) -> None:
+    wanted = {"partial_images": 1, "stream_options": {"include_usage": True}, "store": False}
+    with chatting(api, **wanted) as events:
+        first = events.next().data
+        request = showing.claim()
+        assert request.parameters.prompt == "a circle"
+        show(api, request, 10)
+        preview = events.next().data["choices"][0]["delta"]
+        showing.succeed(request)
+        *chunks, done = events.rest()
+    assert done.name == "[DONE]"
+    picture_chunk, end, usage = (chunk.data for chunk in chunks)
+    for chunk in (first, picture_chunk, end, usage):
+        assert chunk["object"] == "chat.completion.chunk"
+        assert chunk["id"] == request.id
+        assert chunk["model"] == "tiny"
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    shown = base64.b64encode(b"step 10").decode()
+    assert preview == {
+        "preview": {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/jpeg;base64,{shown}"},
+        }
+    }
+    (choice,) = picture_chunk["choices"]
+    encoded = base64.b64encode(PIXELS).decode()
+    assert choice["delta"] == {"content": f"![image](data:image/png;base64,{encoded})"}
+    assert choice["finish_reason"] is None
+    assert end["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+    assert end["stage_durations"]["denoise"] == 0.5
+    assert end["warnings"] == ["store has no meaning here and was ignored"]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 1
+
+
+def test_an_error_in_a_chat_is_an_event_without_a_name(api: Api, showing: PlayedReplica) -> None:
+    with chatting(api) as events:
+        events.next()
+        request = showing.claim()
+        showing.fail(request)
+        error, done = events.rest()
+    assert (error.name, done.name) == ("", "[DONE]")
+    assert error.data["error"]["code"] == "generation_failed"
+    assert error.data["error"]["message"].endswith("The pipeline said no.")
+
+
+def test_a_client_that_leaves_a_chat_cancels(api: Api, showing: PlayedReplica) -> None:
+    with chatting(api) as events:
+        events.next()
+        request = showing.claim()
+    assert api.service.records.get(request.id).cancel
