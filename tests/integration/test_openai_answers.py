@@ -185,7 +185,7 @@ def test_chat(api: Api, editing: PlayedReplica) -> None:
         assert part["type"] == "image_url"
         assert part["image_url"]["url"] == data_url(PIXELS)
         assert part["peak_memory_mb"] == 300.0
-        assert set(part["stage_durations"]) == {"queued", "encode", "denoise", "decode"}
+        assert set(part["stage_durations"]) == {"queued", "encode", "denoise", "decode", "store"}
         assert all(type(value) is float for value in part["stage_durations"].values())
     for place in (body, body["usage"], body["metrics"]):
         assert place["peak_memory_mb"] == 300.0
