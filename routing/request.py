@@ -58,7 +58,8 @@ class Failure:
 class Timings:
     """Seconds spent in each part of a run; None where that part was not reached.
 
-    ``store_s`` is encoding the files and writing them. ``batch_mean`` is the mean number of requests that shared a denoiser call of this one.
+    ``store_s`` is encoding the files and writing them. ``batch_mean`` is the mean number of
+    requests that shared a denoiser call of this one.
     """
 
     encode_s: float | None = None

@@ -109,7 +109,14 @@ def test_urls_are_absolute_and_lead_to_the_files(api: Api, editing: PlayedReplic
     answer, request = served(
         api,
         editing,
-        post(api, "/v1/images/generations", prompt="a", response_format="url", size="auto"),
+        post(
+            api,
+            "/v1/images/generations",
+            prompt="a",
+            response_format="url",
+            size="",
+            model="",
+        ),
     )
     url = body_of(answer)["data"][0]["url"]
     assert url == f"http://localhost/v1/requests/{request.id}/outputs/0"
