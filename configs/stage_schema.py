@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
-from configs.fields import Number, OneOf, SectionSchema, Text, Whole, counted, readers
-from configs.parameters import PARAMETERS, Parameter
+from configs.fields import Number, OneOf, Parameter, SectionSchema, Text, Whole, counted, readers
+from configs.parameters import PARAMETERS
 from configs.scheduler_fields import SHIFTS, SchedulerSettings
 from configs.stage_config import (
     EngineArgs,

@@ -26,7 +26,8 @@ from api.models.catalog import ServedModel
 from api.requests.checks import all_formats, max_pixels, most_of
 from api.service import Service
 from configs.errors import NotFound
-from configs.parameters import MAX_SEED, PARAMETERS, VIDEO_TASKS, Parameter
+from configs.fields import Parameter
+from configs.parameters import MAX_SEED, PARAMETERS, VIDEO_TASKS, Abilities
 from configs.settings import Settings
 from routing.replica import Replica, ReplicaState
 
@@ -47,14 +48,18 @@ class ShownModel:
 
 # The parameters that not every model supports, and the numbers that the service limits.
 _OPTIONAL = [each for each in PARAMETERS.values() if each.ability or each.tasks]
-_LIMITED = [each for each in PARAMETERS.values() if each.limit and each.type is int]
+_LIMITED = [
+    each
+    for each in PARAMETERS.values()
+    if each.type is int and (each.limit or each.ability in Abilities.counted())
+]
 
 
 def _limit_fields(*, of_some_tasks: bool) -> dict[str, fields.Field[Any]]:
     return {
         each.name: whole(each.about, allow_none=of_some_tasks)
         for each in _LIMITED
-        if bool(each.tasks) is of_some_tasks
+        if bool(each.tasks or not each.limit) is of_some_tasks
     }
 
 

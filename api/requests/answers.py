@@ -26,7 +26,8 @@ from api.http.fields import (
     texts,
     whole,
 )
-from configs.parameters import PARAMETERS, Parameter
+from configs.fields import Parameter
+from configs.parameters import PARAMETERS
 from routing.request import Output, Priority, Request, Status
 
 
