@@ -3,6 +3,7 @@
 import re
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "notes.txt").write_text("no adapter")
     (folder / "-odd name.safetensors").touch()
     return folder
+
+
+@pytest.fixture
+def parameters(parameters: MakeParameters) -> MakeParameters:
+    """In three steps, which show an adapter as well as more."""
+    return partial(parameters, num_inference_steps=3)
 
 
 def adapted(folder: Path, max_num_seqs: int = 1, **settings: Any) -> Engine:
@@ -163,7 +170,7 @@ def test_requests_of_different_sets_at_a_time_equal_their_solo_runs(
     """One adapter, its other scale, several, one in the text encoder alone, and none."""
     sets = ((), (STYLE,), (STYLE,), (Lora("style", 0.3),), (BOTH, STYLE), (WORDS,), (WORDS,), ())
     asked = [
-        parameters(lora=lora, seed=seed, num_inference_steps=5 + seed % 3)
+        parameters(lora=lora, seed=seed, num_inference_steps=3 + seed % 3)
         for seed, lora in enumerate(sets)
     ]
     solo = adapted(folder)
