@@ -26,6 +26,7 @@ from api.models.catalog import ServedModel
 from configs.errors import FieldError, InvalidRequest
 from configs.fields import UNKNOWN_KEY, Flag, Number, OneOf, Text, Whole, nearest
 from configs.parameters import PARAMETERS, Editable, Parameter
+from configs.settings import Settings
 from routing.request import DEFAULT_PRIORITY, WEBHOOK_EVENTS, Priority, Status
 
 _MAX_SECONDS: Final = 31_536_000
@@ -167,6 +168,10 @@ class RequestBodySchema(_GenerationSchema):
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Make the fields of a dialect into those of a request; return what is wrong with them."""
+        return []
+
+    def tolerate(self, given: dict[str, Any], model: ServedModel, settings: Settings) -> list[str]:
+        """Accept what cannot do harm; return one sentence for each. A native body has none."""
         return []
 
 
