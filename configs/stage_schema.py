@@ -125,9 +125,10 @@ def twin_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, dict[str, 
                 faults["stage_id"] = [
                     f"is already the stage_id of stages[{earlier}]; use another number"
                 ]
-            if stage.model_name == other.model_name:
+            twice = [name for name in stage.model_names if name in other.model_names]
+            if twice:
                 reason = (
-                    f"gives this model the name {stage.model_name!r}, which stages[{earlier}] has; "
+                    f"gives this model the name {twice[0]!r}, which stages[{earlier}] has; "
                     "set another served_model_name"
                 )
                 named = stage.engine_args.served_model_name is not None
