@@ -1,8 +1,10 @@
-"""Field types, the base schema of settings and stage files, and the errors that schemas find."""
+"""What a field may be: field types, what is known of a parameter, and the errors of schemas."""
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, get_origin, get_type_hints
 
 from marshmallow import (
@@ -159,6 +161,67 @@ class OneOf(fields.String):
             validate=validate.OneOf(words, error=reason),
             **options,
         )
+
+
+class Editable(StrEnum):
+    """Until when a field of a request may be edited: never, while it is queued, while it runs."""
+
+    NEVER = "never"
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What is known of one parameter.
+
+    Attributes:
+        about: What it means, in one sentence that users read.
+        low: The least it may be; None for what is not bounded.
+        high: The most it may be.
+        limit: The setting, and where the model has one too its ability, that say the most it may
+            be; of a text the most characters.
+        unit: What a number counts.
+        words: The words that a text may be.
+        example: For the docs, and for messages about a text in a stage file.
+        ability: The ability that a model needs for it; one that is a number and no truth value is
+            the most that the parameter may be.
+        off: Values that ask for nothing, so that models without the ability have them already.
+        tasks: The tasks that have it; None for all.
+        default: The ability that says the model's default; without one it is that of the field.
+        default_tasks: The tasks that have this default, where not all of `tasks` do.
+        stage_default: Whether a stage file may set a default.
+        stage_bounds: The bounds of that default, where they are not `low` and `high`.
+        editable: Until when it may be edited.
+        argument: Whether the pipeline's call gets it by this name, where it has such an argument.
+        name: Its name.
+        type: `int`, `float`, `str` or `bool`, or `tuple` for a list.
+        nullable: Whether it may be None.
+        fallback: What it is where neither a request nor the model says more.
+        required: Whether there is no such fallback.
+    """
+
+    about: str
+    low: float | None = None
+    high: float | None = None
+    limit: str = ""
+    unit: str = ""
+    words: tuple[str, ...] = ()
+    example: str = ""
+    ability: str = ""
+    off: tuple[float, ...] = ()
+    tasks: frozenset[str] | None = None
+    default: str = ""
+    default_tasks: frozenset[str] | None = None
+    stage_default: bool = False
+    stage_bounds: tuple[float, float] | None = None
+    editable: Editable = Editable.QUEUED
+    argument: bool = False
+    name: str = ""
+    type: type = str
+    nullable: bool = False
+    fallback: Any = None
+    required: bool = False
 
 
 _SHORT: Final = reprlib.Repr()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from enum import StrEnum
 from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
+
+from configs.fields import Editable, Parameter
 
 TEXT_TO_IMAGE: Final = "text-to-image"
 IMAGE_TO_IMAGE: Final = "image-to-image"
@@ -41,66 +42,6 @@ _SECOND_ORDER: Final = frozenset(
         "KDPM2AncestralDiscreteScheduler",
     }
 )
-
-
-class Editable(StrEnum):
-    """Until when a field of a request may be edited: never, while it is queued, while it runs."""
-
-    NEVER = "never"
-    QUEUED = "queued"
-    RUNNING = "running"
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """What is known of one parameter.
-
-    Attributes:
-        about: What it means, in one sentence that users read.
-        low: The least it may be; None for what is not bounded.
-        high: The most it may be.
-        limit: The setting, and where the model has one too its ability, that say the most it may
-            be; of a text the most characters.
-        unit: What a number counts.
-        words: The words that a text may be.
-        example: For the docs, and for messages about a text in a stage file.
-        ability: The ability that a model needs for it.
-        off: Values that ask for nothing, so that models without the ability have them already.
-        tasks: The tasks that have it; None for all.
-        default: The ability that says the model's default; without one it is that of the field.
-        default_tasks: The tasks that have this default, where not all of `tasks` do.
-        stage_default: Whether a stage file may set a default.
-        stage_bounds: The bounds of that default, where they are not `low` and `high`.
-        editable: Until when it may be edited.
-        argument: Whether the pipeline's call gets it by this name, where it has such an argument.
-        name: Its name.
-        type: `int`, `float`, `str` or `bool`, or `tuple` for a list.
-        nullable: Whether it may be None.
-        fallback: What it is where neither a request nor the model says more.
-        required: Whether there is no such fallback.
-    """
-
-    about: str
-    low: float | None = None
-    high: float | None = None
-    limit: str = ""
-    unit: str = ""
-    words: tuple[str, ...] = ()
-    example: str = ""
-    ability: str = ""
-    off: tuple[float, ...] = ()
-    tasks: frozenset[str] | None = None
-    default: str = ""
-    default_tasks: frozenset[str] | None = None
-    stage_default: bool = False
-    stage_bounds: tuple[float, float] | None = None
-    editable: Editable = Editable.QUEUED
-    argument: bool = False
-    name: str = ""
-    type: type = str
-    nullable: bool = False
-    fallback: Any = None
-    required: bool = False
 
 
 def _side(default: str) -> Parameter:
@@ -161,6 +102,18 @@ class Parameters:
         "Weight of the prompt for guidance-distilled families that support a true one too.",
         low=0, high=100, unit="guidance scale", ability="true_cfg_scale", off=(0, 1), argument=True,
         default="default_true_cfg_scale", stage_default=True, editable=Editable.RUNNING)] = None
+    guidance_rescale: Annotated[float | None, Parameter(
+        "Share of guidance's gain in contrast that is taken back (Lin et al. 2023).",
+        low=0, high=1, unit="share", ability="guidance_rescale", off=(0,), argument=True,
+        stage_default=True)] = None
+    clip_skip: Annotated[int | None, Parameter(
+        "Last layers of the text encoder that are left out, beyond what the pipeline leaves out.",
+        low=0, high=100, unit="layers", ability="clip_skip", off=(0,), argument=True,
+        stage_default=True)] = None
+    max_sequence_length: Annotated[int | None, Parameter(
+        "Most tokens of a prompt that the model reads.",
+        low=1, high=100_000, unit="tokens", ability="max_sequence_length", argument=True,
+        stage_default=True)] = None
     num_outputs_per_prompt: Annotated[int, Parameter(
         "How many outputs; output k has seed + k.", low=1, limit="max_outputs", unit="outputs",
         stage_default=True, stage_bounds=(1, 10_000))] = 1
@@ -178,6 +131,10 @@ class Parameters:
     mask_image: Annotated[str | None, Parameter(
         "Mask as large as `image`: what is white or transparent in it is painted anew.",
         tasks=frozenset({INPAINT}))] = None
+    padding_mask_crop: Annotated[int | None, Parameter(
+        "Paints only the surroundings of the mask, with so many pixels about it, at full size.",
+        low=0, high=10_000, unit="pixels", ability="padding_mask_crop", argument=True,
+        tasks=frozenset({INPAINT}), stage_default=True)] = None
     strength: Annotated[float | None, Parameter(
         "How much of the first image is made anew: 1 all of it, with all steps.",
         low=0, high=1, unit="share of the steps", argument=True,
@@ -276,6 +233,10 @@ class Abilities:
         default_true_cfg_scale: None where the pipeline supports none.
         default_negative_prompt: None where requests that name none get none.
         guidance_scale: Whether the pipeline supports one.
+        guidance_rescale: Whether the pipeline supports it.
+        clip_skip: Most layers; 0 where the pipeline supports none.
+        max_sequence_length: Most tokens; 0 where the pipeline supports none.
+        padding_mask_crop: Whether inpainting supports it.
         schedulers: Noise schedulers a request may name, the model's own first.
         full_run_schedulers: Those of them that begin at the first step only; tasks that
             support a strength refuse them.
@@ -312,6 +273,10 @@ class Abilities:
     true_cfg_scale: bool = False
     default_true_cfg_scale: float | None = None
     default_negative_prompt: str | None = None
+    guidance_rescale: bool = False
+    clip_skip: int = 0
+    max_sequence_length: int = 0
+    padding_mask_crop: bool = False
     schedulers: tuple[str, ...] = ()
     full_run_schedulers: tuple[str, ...] = ()
     max_pixels: int = 4_194_304
@@ -337,6 +302,23 @@ class Abilities:
         """Tell whether requests of that task may have the parameter."""
         return (parameter.tasks is None or task in parameter.tasks) and (
             not parameter.ability or bool(getattr(self, parameter.ability))
+        )
+
+    def most(self, parameter: Parameter) -> int | None:
+        """Return the most that this model lets a parameter be; None where it says nothing."""
+        for name in filter(None, (parameter.limit, parameter.ability)):
+            value = getattr(self, name, None)
+            if value and value is not True:
+                return int(value)
+        return None
+
+    @classmethod
+    def counted(cls) -> frozenset[str]:
+        """Return the abilities that are the most of a parameter rather than a truth value."""
+        return frozenset(
+            each.ability
+            for each in PARAMETERS.values()
+            if each.ability and cls.__dataclass_fields__[each.ability].type == "int"
         )
 
     def supports_strength(self, task: str) -> bool:

@@ -29,6 +29,8 @@ class Family:
             noise once for each seed; so requests from an image are not started together.
         max_images: Input images of one request; no attribute of diffusers says how many.
         prompt_tokens: Tokens of a prompt, where the code of the pipeline alone says so.
+        most_sequence: The most that `check_inputs` lets `max_sequence_length` be; other families
+            are held to the default of their call.
         counts_chat_template: Writes the prompt into a chat and cuts that, so what stands before
             the prompt counts; others allow for what they add.
         patches_per_token: Patches along a side of the picture that the pipeline checks for beyond
@@ -52,6 +54,7 @@ class Family:
     one_image_for_all: bool = False
     max_images: int = 1
     prompt_tokens: int | None = None
+    most_sequence: int | None = None
     counts_chat_template: bool = False
     patches_per_token: int = 1
     size_in_pixels: bool = False
@@ -76,6 +79,8 @@ FAMILIES = (
     Family("CogVideoX", fps=8.0),
     # pipeline_easyanimate.py: `encode_prompt` goes through the negative prompts, None raises.
     Family("EasyAnimate", fps=8.0, needs_negative_prompt=True),
+    # pipeline_flux.py: "`max_sequence_length` cannot be greater than 512".
+    Family("Flux", most_sequence=512),
     Family("Flux2Pipeline", max_images=10),
     Family("Flux2Klein", counts_chat_template=True),
     Family("Flux2KleinPipeline", counts_chat_template=True, max_images=4),
@@ -98,9 +103,13 @@ FAMILIES = (
     Family("MotifVideo", fps=24.0),
     # pipeline_prx.py registers it, for its bins of resolutions.
     Family("PRX", size_in_pixels=True),
+    # pipeline_qwenimage.py: `max_sequence_length` 1024 at most.
+    Family("QwenImage", most_sequence=1024),
     # The model card says one to three.
-    Family("QwenImageEditPlusPipeline", max_images=3),
+    Family("QwenImageEditPlusPipeline", max_images=3, most_sequence=1024),
     Family("SkyReels", fps=24.0),
+    # pipeline_stable_diffusion_3.py: "`max_sequence_length` cannot be greater than 512".
+    Family("StableDiffusion3", most_sequence=512),
     # pipeline_stable_diffusion_instruct_pix2pix.py: `height, width = image_latents.shape[-2:]`.
     Family("StableDiffusionInstructPix2Pix", as_large_as_image=True),
     _WAN,

@@ -25,6 +25,7 @@ from configs.settings import Settings
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"
+_EMPTY_MEANS_NONE: Final = frozenset({"model", "size"})
 
 
 class AutoSizeField(SizeField):
@@ -122,29 +123,35 @@ def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:
     for alias, native in schema.aliases.items():
         if alias in body and native in body:
             raise _twice(alias, native)
-    if body.get("model") == _ANY_MODEL and _ANY_MODEL not in catalog.loaded():
+    if body.get("model") == _ANY_MODEL and catalog.named(_ANY_MODEL) is None:
         del body["model"]
     return body
 
 
 def joined(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields at the top and those in `extra_body` as one; null counts as not given.
+    """Return the fields at the top and those in `extra_body` as one, without those not given.
+
+    Null counts as not given, and as a model or a size empty text does too.
 
     Raises:
         MalformedRequest: A field stands in both.
         InvalidRequest: `extra_body` is no object.
     """
-    found = {name: value for name, value in body.items() if value is not None}
+    found = {name: value for name, value in body.items() if _is_given(name, value)}
     extra = found.pop(_EXTRA, {})
     if not isinstance(extra, dict):
         raise InvalidRequest.from_details([FieldError(_EXTRA, "is not an object")])
     for name, value in extra.items():
-        if value is None:
+        if not _is_given(name, value):
             continue
         if name in found:
             raise _twice(name, f"{_EXTRA}.{name}")
         found[name] = value
     return found
+
+
+def _is_given(name: str, value: Any) -> bool:
+    return value is not None and not (value == "" and name in _EMPTY_MEANS_NONE)
 
 
 def _twice(name: str, other: str) -> MalformedRequest:

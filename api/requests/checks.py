@@ -15,7 +15,7 @@ from api.requests.inputs import input_size
 from api.requests.schema import editable_in
 from api.webhooks.post import address_fault
 from configs.errors import FieldError, NotEditable, NotEditableWhileRunning
-from configs.fields import choices
+from configs.fields import Editable, Parameter, choices
 from configs.parameters import (
     FROM_IMAGE_TASKS,
     IMAGE_FORMATS,
@@ -30,8 +30,6 @@ from configs.parameters import (
     VIDEO_FORMATS,
     VIDEO_TASKS,
     Abilities,
-    Editable,
-    Parameter,
 )
 from configs.settings import Settings
 from routing.request import Request, Status
@@ -46,11 +44,9 @@ _CHANGED_WHILE_RUNNING: Final = editable_in(Editable.RUNNING)
 
 def most_of(parameter: Parameter, abilities: Abilities, settings: Settings) -> float | None:
     """Return the most that a parameter may be with this model; None for what is not bounded."""
-    most = parameter.high
-    if parameter.limit:
-        most = getattr(settings, parameter.limit)
-        most = min(most, getattr(abilities, parameter.limit, None) or most)
-    return most
+    most = getattr(settings, parameter.limit) if parameter.limit else parameter.high
+    own = abilities.most(parameter)
+    return most if own is None else own if most is None else min(most, own)
 
 
 def max_pixels(model: ServedModel, settings: Settings) -> int:
@@ -246,6 +242,8 @@ def _task_errors(
         yield from _input_errors(values, model)
     if values.get("strength") is not None:
         yield from _strength_errors(values)
+    if values.get("padding_mask_crop") is not None and values.get("num_outputs_per_prompt", 1) > 1:
+        yield FieldError("padding_mask_crop", "is for one output; set num_outputs_per_prompt to 1")
     if task in VIDEO_TASKS:
         yield from _video_errors(values, model, settings)
 

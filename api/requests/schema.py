@@ -24,8 +24,18 @@ from api.http.fields import (
 )
 from api.models.catalog import ServedModel
 from configs.errors import FieldError, InvalidRequest
-from configs.fields import UNKNOWN_KEY, Flag, Number, OneOf, Text, Whole, nearest
-from configs.parameters import PARAMETERS, Editable, Parameter
+from configs.fields import (
+    UNKNOWN_KEY,
+    Editable,
+    Flag,
+    Number,
+    OneOf,
+    Parameter,
+    Text,
+    Whole,
+    nearest,
+)
+from configs.parameters import PARAMETERS
 from configs.settings import Settings
 from routing.request import DEFAULT_PRIORITY, WEBHOOK_EVENTS, Priority, Status
 

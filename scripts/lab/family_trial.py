@@ -148,35 +148,29 @@ def try_family(folder: Path) -> Trial:
     """Run every task of a saved pipeline: whole, ended half way, again, and two at once."""
     pipe, engine = load_folder(folder)
     denoiser = getattr(pipe, "transformer", None) or pipe.unet
-    cancels = all(_cancels(engine, task) for task in engine.abilities.tasks)
+    watcher = Watcher()
+    cancels = all(_cancels(engine, task, watcher) for task in engine.abilities.tasks)
     return Trial(
         pipeline=type(pipe).__name__,
         abilities=engine.abilities,
         merges=_merges(folder),
         cancels=cancels,
-        previews=_previews(engine),
+        previews=watcher.pictures > 0,
         lora=hasattr(pipe, "load_lora_weights"),
         context_parallel=getattr(denoiser, "_cp_plan", None) is not None,
     )
 
 
-def _cancels(engine: Engine, task: str) -> bool:
+def _cancels(engine: Engine, task: str, watcher: Watcher) -> bool:
     asked, inputs = small_request(engine.abilities, task), small_inputs(task)
     whole = engine.generate(asked, Watcher(), inputs)
     stopped = Watcher(stop_at=2)
     try:
         engine.generate(asked, stopped, inputs)
     except Interrupted:
-        again = engine.generate(asked, Watcher(), inputs)
+        again = engine.generate(asked, watcher, inputs)
         return len(stopped.calls) == 3 and bool(np.array_equal(pixels(whole), pixels(again)))
     return False
-
-
-def _previews(engine: Engine) -> bool:
-    task = engine.abilities.tasks[0]
-    watcher = Watcher()
-    engine.generate(small_request(engine.abilities, task), watcher, small_inputs(task))
-    return watcher.pictures > 0
 
 
 def _merges(folder: Path) -> str:

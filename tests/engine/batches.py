@@ -35,6 +35,7 @@ class Batches:
         self.pool = ThreadPoolExecutor(9)
         self.encoded: list[int] = []
         self.decoded: list[int] = []
+        self._made: dict[Any, Generation] = {}
         encode, decode = pipe.text_encoder.forward, pipe.vae.decode
 
         def encoding(input_ids: torch.Tensor, *args: Any, **options: Any):
@@ -104,14 +105,19 @@ class Batches:
     def alone(
         self, asked: Sequence[Parameters], inputs: Sequence[Inputs] | None = None
     ) -> list[Generation]:
+        """What each makes with nothing beside it, made once."""
         inputs = inputs or [Inputs()] * len(asked)
-        made = [
-            self.engine.generate(each, Recorder(), own)
-            for each, own in zip(asked, inputs, strict=True)
-        ]
+        made = [self._made_once(*each) for each in zip(asked, inputs, strict=True)]
         self.encoded.clear()
         self.decoded.clear()
         return made
+
+    def _made_once(self, asked: Parameters, inputs: Inputs) -> Generation:
+        images = (*inputs.images, inputs.mask)
+        key = asked, tuple(None if each is None else (each.size, each.tobytes()) for each in images)
+        if key not in self._made:
+            self._made[key] = self.engine.generate(asked, Recorder(), inputs)
+        return self._made[key]
 
 
 class Canceler(Recorder):

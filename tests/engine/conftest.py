@@ -1,6 +1,7 @@
 """The bundled model, loaded once by the loader that serves it, and parameters for it."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from configs.parameters import Parameters
 from configs.stage_config import EngineArgs, ReplicaPlan, RuntimeConfig, StageConfig
+from scripts.lab.families import save_family
 from tests.engine.batches import Batches
 from tests.engine.forked_ranks import ForkedRank
 from tests.engine.toy_denoiser import Requests
@@ -21,6 +23,7 @@ from workers.engine.loader import load_pipeline
 from workers.sharing.rendezvous import Rendezvous
 
 MakeParameters = Callable[..., Parameters]
+SavedFamily = Callable[[str], Path]
 TIMEOUT_S = 60
 BUNDLED = Path(__file__).parents[2] / "models" / "tiny"
 
@@ -65,19 +68,19 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def small_references() -> Iterator[None]:
-    """Editing models scale the image that they get to a million pixels: here to a sixteenth."""
+    """Editing models scale the image that they get to a million pixels: here to a 64th of it."""
     calculated = pipeline_qwenimage_edit.calculate_dimensions
     preferred = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             pipeline_qwenimage_edit,
             "calculate_dimensions",
-            lambda area, ratio: calculated(area // 16, ratio),
+            lambda area, ratio: calculated(area // 64, ratio),
         )
         patch.setattr(
             pipeline_flux_kontext,
             "PREFERRED_KONTEXT_RESOLUTIONS",
-            [(width // 4, height // 4) for width, height in preferred],
+            [(width // 8, height // 8) for width, height in preferred],
         )
         yield
 
@@ -88,6 +91,12 @@ def forked_ranks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_processes, "start_process", ForkedRank)
         yield
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedFamily:
+    """Saves the tiny pipeline of a family when it is first asked for; leave the folder as it is."""
+    return cache(lambda name: save_family(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_requests_of_several_outputs_start_together_and_each_output_is_that_of_i
         assert list(dict.fromkeys(watcher.calls))[1 - 7 :] == [(step, 6) for step in range(1, 7)]
         for index, seed in enumerate(each.seeds()):
             single = each.with_changes({"seed": seed, "num_outputs_per_prompt": 1})
-            expected = batches.engine.generate(single, Recorder(), own)
+            (expected,) = batches.alone([single], [own])
             assert np.abs(pixels(generation, index) - pixels(expected)).max() <= 1
 
 

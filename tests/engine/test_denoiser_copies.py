@@ -305,7 +305,10 @@ def latents_of_seed(pipe: Any, denoiser: Any, seed: int) -> torch.Tensor:
 def test_a_replica_of_two_cores_makes_the_pictures_of_one(
     engine: Engine, parameters: MakeParameters
 ):
-    asked = [parameters(prompt=prompt, seed=seed) for seed, prompt in enumerate(PROMPTS)]
+    asked = [
+        parameters(prompt=prompt, seed=seed, num_inference_steps=3)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
     alone = [engine.generate(each, Recorder()) for each in asked]
     of_two = Engine.load(plan_of_two())
     patient(of_two.rendezvous)

@@ -1,5 +1,7 @@
 """Families go through the loader and engine that serve them; hardly a word there is about one."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,17 @@ from configs.parameters import (
     VIDEO_TASKS,
     Parameters,
 )
-from scripts.lab.families import FAMILIES, save_family
-from scripts.lab.family_trial import Watcher, pixels, small_inputs, small_request, together
-from scripts.lab.models_table import COLUMNS, PAGE, page, row, trial_of
-from tests.engine.conftest import count_decodes, plan
-from tests.engine.guided_family import SLOW
+from scripts.lab.families import FAMILIES
+from scripts.lab.family_trial import (
+    Watcher,
+    pixels,
+    small_inputs,
+    small_request,
+    together,
+    try_family,
+)
+from scripts.lab.models_table import COLUMNS, PAGE, page, row
+from tests.engine.conftest import BUNDLED, SavedFamily, count_decodes, plan
 from tests.engine.recorder import Recorder
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -68,19 +76,18 @@ class Loaded:
         self.pipe = load_pipeline(plan(folder))
         self.decodes = count_decodes(self.pipe)
         self.engine = Engine(self.pipe, inspect_abilities(self.pipe, {}), max_num_seqs=4)
+        self.alone = cache(self._alone)
+
+    def _alone(self, task: str, seed: int) -> Any:
+        """The pixels of one output that nothing else is made with."""
+        asked = small_request(self.engine.abilities, task, seed=seed)
+        return pixels(self.engine.generate(asked, Watcher(), small_inputs(task)))
 
 
 @pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory):
+def families(saved: SavedFamily) -> Callable[[str], Loaded]:
     """Loads each family once, when it is first asked for."""
-    loaded: dict[str, Loaded] = {}
-
-    def load(name: str):
-        if name not in loaded:
-            loaded[name] = Loaded(save_family(name, tmp_path_factory.mktemp(name)))
-        return loaded[name]
-
-    return load
+    return cache(lambda name: Loaded(saved(name)))
 
 
 def test_every_family_is_expected_to_do_something():
@@ -122,48 +129,44 @@ def test_a_task_of_a_family_runs_stops_at_any_step_and_runs_again(
     assert watcher.calls == [(0, 3), *((step, 3) for step in range(4))]
     assert made.warnings == ()
 
-    for call in (1,) if name == SLOW else (0, 1, 3, 4):
+    for call in (0, 1, 3, 4):
         with pytest.raises(Interrupted):
             engine.generate(asked, Watcher(stop_at=call), inputs)
     assert len(family.decodes) == decoded
-    if name == SLOW:
-        return  # that it runs again is tried for its row in the page of models
-    assert np.array_equal(pixels(engine.generate(asked, Watcher(), inputs)), pixels(made))
-    other = engine.generate(asked.with_changes({"seed": 4}), Watcher(), inputs)
-    assert not np.array_equal(pixels(other), pixels(made))
+    assert np.array_equal(family.alone(task, asked.seed), pixels(made))
+    assert not np.array_equal(family.alone(task, asked.seed + 1), pixels(made))
 
 
 # Latte itself treats the padding of its text otherwise as soon as there are two outputs.
 @pytest.mark.parametrize(("name", "task"), [case for case in CASES if case[0] != "latte"])
 def test_outputs_of_a_family_are_what_their_seeds_make_alone(families: Any, name: str, task: str):
-    engine, inputs = families(name).engine, small_inputs(task)
+    family: Loaded = families(name)
+    engine, inputs = family.engine, small_inputs(task)
     asked = small_request(engine.abilities, task, num_outputs_per_prompt=2)
     both = engine.generate(asked, Watcher(), inputs)
-    for index in (1,) if name == SLOW else (0, 1):
-        alone = asked.with_changes({"seed": 3 + index, "num_outputs_per_prompt": 1})
-        single = engine.generate(alone, Watcher(), inputs)
-        assert np.abs(pixels(both, index) - pixels(single)).max() <= 1
+    for index in (0, 1):
+        single = family.alone(task, asked.seed + index)
+        assert np.abs(pixels(both, index) - single).max() <= 1
 
 
-# The slow one does so for its row in the page of models, with prompts of different lengths too.
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != SLOW])
+# Those of one task do so for their rows in the page of models, with prompts of other lengths too.
+@pytest.mark.parametrize("name", [name for name, known in EXPECTED.items() if len(known[0]) > 1])
 def test_requests_of_a_family_that_run_together_make_what_each_makes_alone(
     families: Any, name: str
 ):
     engine = families(name).engine
-    tasks = engine.abilities.tasks
+    prompts = ("a red circle", "a blue square", "a red square")
     asked = [
-        small_request(engine.abilities, task, seed=seed, num_inference_steps=6, prompt=prompt)
-        for seed, prompt in ((5, "a red circle"), (6, "a blue square"))
-        for task in tasks
+        small_request(engine.abilities, task, seed=seed, num_inference_steps=5, prompt=prompt)
+        for seed, (task, prompt) in enumerate(zip(engine.abilities.tasks, prompts, strict=False))
     ]
     alone = [engine.generate(each, Watcher(), small_inputs(each.task)) for each in asked]
     for one, other in zip(together(engine, asked), alone, strict=True):
         assert np.abs(pixels(one) - pixels(other)).max() <= 1
 
 
-def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(tmp_path: Path):
-    engine = Loaded(save_family("qwen_image", tmp_path)).engine
+def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(saved: SavedFamily):
+    engine = Loaded(saved("qwen_image")).engine
     task = engine.abilities.tasks[0]
     prompts = ("a", "a red circle on a white ground", "a blue square")
     asked = [
@@ -180,8 +183,9 @@ def test_prompts_of_different_lengths_meet_where_the_denoiser_takes_a_mask(tmp_p
 
 
 @pytest.mark.parametrize("name", ["tiny", *FAMILIES])
-def test_the_page_of_models_says_what_comes_out(name: str, tmp_path: Path):
-    assert row(name, trial_of(name, tmp_path)) in PAGE.read_text().splitlines()
+def test_the_page_of_models_says_what_comes_out(name: str, saved: SavedFamily):
+    folder = BUNDLED if name == "tiny" else saved(name)
+    assert row(name, try_family(folder)) in PAGE.read_text().splitlines()
 
 
 def test_the_page_of_models_is_the_one_that_the_command_writes():
@@ -218,8 +222,8 @@ def test_a_family_is_warmed_up_for_its_own_task(families: Any):
         Engine(pipe, inspect_abilities(pipe, defaults)).warm_up()
 
 
-def test_an_autoencoder_that_a_failing_decode_left_upcast_is_put_back(tmp_path: Path):
-    pipe = load_pipeline(plan(save_family("stable_diffusion_xl", tmp_path), dtype="float16"))
+def test_an_autoencoder_that_a_failing_decode_left_upcast_is_put_back(saved: SavedFamily):
+    pipe = load_pipeline(plan(saved("stable_diffusion_xl"), dtype="float16"))
     engine = Engine(pipe, inspect_abilities(pipe, {}))
     whole = engine.generate(ASKED, Recorder())
     decode = pipe.vae.decode

@@ -119,22 +119,22 @@ def test_one_run_s_guidance_is_not_the_next_one_s(engine: Engine, parameters: Ma
     assert before.images[0].tobytes() == after.images[0].tobytes()
 
 
-@pytest.mark.parametrize("max_num_seqs", MAX_NUM_SEQS)
+@pytest.mark.parametrize("kind", ["engine", "busy_engine"])
 @pytest.mark.parametrize("stop_at", [None, 0, 1, 3])
 @pytest.mark.parametrize("scheduler", ["DPMSolverMultistepScheduler", "UniPCMultistepScheduler"])
 def test_a_run_leaves_no_tensor_behind_that_only_the_garbage_collector_finds(
-    pipe: Any,
+    kind: str,
+    request: pytest.FixtureRequest,
     parameters: MakeParameters,
     scheduler: str,
     stop_at: int | None,
-    max_num_seqs: int,
 ):
     """It would keep latents and embeddings of the device until it happens to run."""
-    own_engine = Engine(pipe, inspect_abilities(pipe, {}), max_num_seqs=max_num_seqs)
+    engine: Engine = request.getfixturevalue(kind)
 
     def run() -> None:
         with contextlib.suppress(Interrupted):
-            own_engine.generate(parameters(scheduler=scheduler), Recorder(stop_at=stop_at))
+            engine.generate(parameters(scheduler=scheduler), Recorder(stop_at=stop_at))
 
     run()
     assert growth(run) == 0

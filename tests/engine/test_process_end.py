@@ -7,6 +7,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 # The process ends with its main thread: those of the requests are daemons here.
 ENDING = """
+import gc
+
+gc.disable()  # while others import
+
 import threading
 
 import torch
@@ -21,7 +25,8 @@ from workers.engine.engine import Engine
 torch.manual_seed(0)
 pipe = FAMILIES["stable_diffusion_3"]()
 pipe.set_progress_bar_config(disable=True)
-engine = Engine(pipe, inspect_abilities(pipe, {}), PipelineSettings(), max_num_seqs=8)
+abilities = inspect_abilities(pipe, {"width": 64, "height": 64})
+engine = Engine(pipe, abilities, PipelineSettings(), max_num_seqs=8)
 engine.warm_up()
 running = threading.Event()
 

@@ -70,6 +70,7 @@ def test_a_hit_has_the_bytes_of_a_miss_and_of_no_cache(
         {"negative_prompt": "a blue background"},
         {"num_outputs_per_prompt": 2},
         {"guidance_scale": 0.0},
+        {"clip_skip": 1},
         {"lora": (Lora("words"),)},
         {"lora": (Lora("words", 0.5),)},
     ],

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,41 +11,30 @@ import diffusers
 import pytest
 import torch
 
-from configs.errors import DeviceLost, NonFiniteOutput
+from configs.errors import DeviceLost
 from configs.stage_config import (
-    Dtype,
     EngineArgs,
     ParallelConfig,
     ReplicaPlan,
     RuntimeConfig,
     StageConfig,
 )
-from scripts.lab.families import save_family
-from tests.engine.conftest import MakeParameters, patient, plan
+from tests.engine.conftest import MakeParameters, SavedFamily, patient, plan
 from tests.engine.forked_ranks import ranks
-from tests.engine.rank_hooks import Scarce, refuse
+from tests.engine.rank_hooks import refuse
 from tests.engine.recorder import Recorder
 from tests.engine.test_denoiser_copies import adapter_weights, latents
-from tests.engine.test_ranks import same
+from tests.engine.test_ranks import change, same
 from tests.engine.test_sharing import PROMPTS, Starter, difference
 from workers.devices import rank_processes
-from workers.devices.rank_messages import READY, MethodCall, pack
-from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
 
-# Ranks that are well wait for each other for less, on a busy machine too.
-SILENCE_S = 15.0
 
-
-def plan_of_four(model: Path, dtype: Dtype = "auto", silence_s: float = 240.0) -> ReplicaPlan:
+def plan_of_four(model: Path) -> ReplicaPlan:
     """Two groups of two ranks, on four CPU cores or fewer."""
-    parallel = ParallelConfig(
-        4, ulysses_degree=2, cfg_parallel_size=2, collective_timeout_s=silence_s
-    )
-    args = EngineArgs(
-        str(model), device="cpu", dtype=dtype, max_num_seqs=2, parallel_config=parallel
-    )
+    parallel = ParallelConfig(4, ulysses_degree=2, cfg_parallel_size=2)
+    args = EngineArgs(str(model), device="cpu", max_num_seqs=2, parallel_config=parallel)
     stage = StageConfig(0, RuntimeConfig((0, 1, 2, 3)), args)
     return ReplicaPlan("replica0", 0, stage, (0, 1, 2, 3))
 
@@ -59,8 +47,8 @@ def own_threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_family("flux", tmp_path_factory.mktemp("flux"))
+def folder(saved: SavedFamily) -> Path:
+    return saved("flux")
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +69,12 @@ def of_four(folder: Path) -> Iterator[Engine]:
     assert ranks() == []
 
 
-def change(engine: Engine, numbers: Sequence[int], method: str, *args: Any, **kwargs: Any) -> None:
-    """Have some ranks call a method of their denoiser."""
-    chunk: Any = engine.chunk
-    packed, _ = pack((args, kwargs), torch.device("meta"))
-    processes = chunk.ranks.processes
-    processes.tell(MethodCall("transformer", method, packed), numbers)
-    assert set(processes.answers(numbers).values()) == {READY}
-
-
 def poison(engine: Engine, numbers: Sequence[int], value: float, error: Exception) -> None:
     """Have some ranks fail each call in which that is the largest value."""
+    chunk: Any = engine.chunk
     hook = partial(refuse, value, error)
-    change(engine, numbers, "register_forward_pre_hook", hook, with_kwargs=True)
+    method = "register_forward_pre_hook"
+    change(chunk.ranks.processes, numbers, "transformer", method, hook, with_kwargs=True)
 
 
 def call_with(pipe: Any, value: float) -> torch.Tensor:
@@ -114,20 +95,6 @@ def call_with(pipe: Any, value: float) -> torch.Tensor:
             return_dict=False,
         )[0]
     return made
-
-
-@contextmanager
-def spoilt(pipe: Any) -> Iterator[None]:
-    """Rank 0 gets NaN of each call below float32."""
-
-    def spoil(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return output if output.dtype is torch.float32 else output * float("nan")
-
-    handle = pipe.transformer.proj_out.register_forward_hook(spoil)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def test_two_groups_make_what_one_device_makes(of_four: Engine, folder: Path):
@@ -208,60 +175,4 @@ def test_a_rank_of_the_second_group_that_fails_alone_ends_the_replica(
         call_with(of_four.pipe, 1e5)
     assert told == [expected]
     of_four.close()
-    assert ranks() == []
-
-
-@pytest.fixture(scope="module")
-def in_half(folder: Path) -> Iterator[Engine]:
-    """An engine of the same four ranks whose weights are half as wide."""
-    engine = Engine.load(plan_of_four(folder, "float16", SILENCE_S))
-    yield engine
-    engine.close()
-    assert ranks() == []
-
-
-def test_a_request_is_made_in_float32_by_all_ranks(
-    in_half: Engine, folder: Path, parameters: MakeParameters
-):
-    asked = parameters(width=32, height=32, num_inference_steps=3, num_outputs_per_prompt=2)
-    adapter = adapter_weights("flux")
-    whole = load_pipeline(plan(folder, dtype="float16"))
-    for pipe in (in_half.pipe, whole):
-        pipe.load_lora_weights(adapter, adapter_name="strong")
-    whole.to(torch.float32)
-    expected = Engine(whole, inspect_abilities(whole, {})).generate(asked, Recorder())
-    before = in_half.generate(asked, Recorder())
-
-    with spoilt(in_half.pipe):
-        made = in_half.generate(asked, Recorder())
-    assert [warning for warning in made.warnings if "made in float32" in warning]
-    assert difference(made, expected) <= 1
-    assert difference(in_half.generate(asked, Recorder()), before) == 0
-
-
-def test_a_rank_that_has_no_memory_for_float32_leaves_all_as_they_were(
-    in_half: Engine, parameters: MakeParameters
-):
-    asked = parameters(width=32, height=32, num_inference_steps=3, num_outputs_per_prompt=2)
-    before = in_half.generate(asked, Recorder())
-    scarce = torch.ones(1, dtype=torch.float16).as_subclass(Scarce)
-    change(in_half, (3,), "register_buffer", "scarce", scarce)
-    failed = "a run in float32 failed: MemoryError: MemoryError: too little memory"
-    with spoilt(in_half.pipe), pytest.raises(NonFiniteOutput, match=failed):
-        in_half.generate(asked, Recorder())
-    assert difference(in_half.generate(asked, Recorder()), before) == 0
-
-
-def test_a_rank_of_the_second_group_that_hangs_is_told_and_no_rank_is_left(
-    in_half: Engine, monkeypatch: pytest.MonkeyPatch
-):
-    told: list[str] = []
-    in_half.watch_devices(told.append)
-    max(ranks(), key=lambda each: (each.create_time(), each.pid)).suspend()
-    monkeypatch.setattr(rank_processes, "UNDO_S", 1.0)
-    expected = "rank 3 is still in a call that has failed: RuntimeError: .*Timed out"
-    with pytest.raises(DeviceLost, match=expected):
-        latents(in_half.pipe, 2)
-    assert len(told) == 1
-    in_half.close()
     assert ranks() == []

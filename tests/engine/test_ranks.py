@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any
@@ -14,14 +15,18 @@ import torch
 
 from configs.errors import DeviceLost, ModelLoadFailed
 from configs.stage_config import EngineArgs, ParallelConfig, PipelineSettings, Quantization
-from scripts.lab.families import FAMILIES, save_family
+from scripts.lab.families import FAMILIES
+from tests.engine.conftest import SavedFamily
 from tests.engine.forked_ranks import ranks
 from tests.engine.gguf_files import quantized_file
+from tests.engine.rank_hooks import refuse_any
 from tests.engine.test_denoiser_copies import adapter_weights, latents, plan_of_two
 from tests.engine.test_sharing import PROMPTS
 from tests.waiting import wait_until
 from workers.devices.chunk import DeviceChunk, choose, denoisers
 from workers.devices.copies import open_device_threads
+from workers.devices.rank_messages import READY, MethodCall, pack
+from workers.devices.rank_processes import RankProcesses
 from workers.devices.ranks import Ranks
 from workers.engine.loader import load_pipeline
 from workers.families import DENOISER_MANNERS
@@ -35,6 +40,20 @@ def own_threads() -> Iterator[None]:
     """A plan of two cores sets two torch threads for what is not the denoiser."""
     yield
     torch.set_num_threads(1)
+
+
+def change(
+    processes: RankProcesses,
+    numbers: Sequence[int],
+    denoiser: str,
+    method: str,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Have some ranks call a method of their denoiser."""
+    packed, _ = pack((args, kwargs), torch.device("meta"))
+    processes.tell(MethodCall(denoiser, method, packed), numbers)
+    assert set(processes.answers(numbers).values()) == {READY}
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -57,7 +76,9 @@ def output(name: str, pipe: Any) -> torch.Tensor:
     return made
 
 
-def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
+def test_families_make_on_two_ranks_what_they_make_on_one_until_one_is_out_of_memory(
+    tmp_path: Path,
+):
     pipes, alone = {}, {}
     for name in OTHERS:
         torch.manual_seed(0)
@@ -73,6 +94,14 @@ def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
     try:
         for name, pipe in pipes.items():
             assert same(output(name, pipe), alone[name])
+        told: list[str] = []
+        started.watch(told.append)
+        hook = partial(refuse_any, torch.OutOfMemoryError("too little memory"))
+        change(started.processes, (1,), name, "register_forward_pre_hook", hook)
+        expected = "rank 1 of 2 .*failed in a call in which rank 0 did not: OutOfMemoryError: too"
+        with pytest.raises(DeviceLost, match=expected):
+            output(name, pipe)
+        assert len(told) == 1
     finally:
         started.close()
         for each in opened:
@@ -80,14 +109,18 @@ def test_families_make_on_two_ranks_what_they_make_on_one(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_family("flux", tmp_path_factory.mktemp("flux"))
+def flux_folder(saved: SavedFamily) -> Path:
+    return saved("flux")
 
 
 @pytest.fixture(scope="module")
-def shared(flux_folder: Path) -> Iterator[Any]:
-    """A pipeline whose denoiser runs on two ranks, what it made alone, and its chunk."""
-    plan = plan_of_two(flux_folder, ulysses_degree=2)
+def shared(flux_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A pipeline whose denoiser, of quantized weights, runs on two ranks; what it made alone."""
+    file = quantized_file(flux_folder, tmp_path_factory.mktemp("quantized") / "flux.gguf")
+    wanted = Quantization("gguf", ("transformer",), str(file))
+    plan = plan_of_two(flux_folder)  # it takes the way of ranks without being told
+    args = replace(plan.stage.engine_args, pipeline=PipelineSettings(quantization=wanted))
+    plan = replace(plan, stage=replace(plan.stage, engine_args=args))
     pipe = load_pipeline(plan)
     adapter = adapter_weights("flux")
     alone = latents(pipe), latents(pipe, size=48)
@@ -104,10 +137,11 @@ def same(made: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool((made - expected).abs().max() <= 1e-4 * expected.abs().max())
 
 
-def test_two_ranks_make_what_one_makes(shared: Any):
+def test_two_ranks_of_quantized_weights_make_what_one_makes(shared: Any, flux_folder: Path):
     pipe, (alone, _, _), _ = shared
     assert len(ranks()) == 1
     assert same(latents(pipe), alone)
+    assert not same(alone, latents(load_pipeline(plan_of_two(flux_folder))))
     if len(os.sched_getaffinity(0)) > 1:
         assert ranks()[0].cpu_affinity() == sorted(os.sched_getaffinity(0))[1:2]
 
@@ -233,23 +267,6 @@ def test_what_a_model_cannot_do_is_refused_with_a_fix(
 def test_without_a_word_the_way_follows_from_the_model(name: str, way: str):
     chosen = choose(ParallelConfig(world_size=2), denoisers(FAMILIES[name]()))
     assert (chosen.way, chosen.world_size) == (way, 2)
-
-
-def test_quantized_weights_reach_the_ranks(flux_folder: Path, tmp_path: Path):
-    file = quantized_file(flux_folder, tmp_path / "flux.gguf")
-    wanted = Quantization("gguf", ("transformer",), str(file))
-    plan = plan_of_two(flux_folder)
-    args = replace(plan.stage.engine_args, pipeline=PipelineSettings(quantization=wanted))
-    plan = replace(plan, stage=replace(plan.stage, engine_args=args))
-    pipe = load_pipeline(plan)
-    alone = latents(pipe)
-    chunk = DeviceChunk.open(pipe, plan)
-    try:
-        assert len(ranks()) == 1
-        assert same(latents(pipe), alone)
-        assert not same(alone, latents(load_pipeline(plan_of_two(flux_folder))))
-    finally:
-        chunk.close()
 
 
 def test_one_sample_models_are_those_whose_pipelines_do_not_batch_guidance():

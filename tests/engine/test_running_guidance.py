@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,14 @@ import pytest
 import torch
 from diffusers import HunyuanVideoPipeline, UNet2DConditionModel
 
-from scripts.lab.families import FAMILIES, save_family
+from scripts.lab.families import FAMILIES
 from scripts.lab.family_trial import pixels
 from scripts.lab.image_families import stable_diffusion
-from tests.engine.conftest import TIMEOUT_S, patient
+from tests.engine.conftest import TIMEOUT_S, SavedFamily, patient
 from tests.engine.guided_family import (
     AFTER,
     BEFORE,
     CHANGED_AT,
-    SLOW,
     Family,
     by_argument,
     by_attribute,
@@ -36,16 +36,9 @@ from workers.engine.run import Slot
 
 
 @pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
+def families(saved: SavedFamily) -> Callable[[str], Family]:
     """Loads each family once, when it is first asked for."""
-    loaded: dict[str, Family] = {}
-
-    def load(name: str) -> Family:
-        if name not in loaded:
-            loaded[name] = Family(name, save_family(name, tmp_path_factory.mktemp(name)))
-        return loaded[name]
-
-    return load
+    return cache(lambda name: Family(name, saved(name)))
 
 
 REFERENCES: dict[str, Callable[[Family], Any]] = {
@@ -83,7 +76,7 @@ def test_guidance_changed_between_two_steps_counts_from_there(
     assert (made - reference).abs().max() < 1e-2 * moved
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != SLOW])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_guidance_changed_before_the_first_step_is_as_if_asked_for(
     families: Callable[[str], Family], name: str
 ):

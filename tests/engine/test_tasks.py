@@ -105,6 +105,16 @@ def test_a_mask_says_what_is_made_anew(
     kept = np.asarray(mask) == 0
     assert np.abs(pixels(made) - np.asarray(circle))[kept].mean() < 12
 
+    assert engine.abilities.padding_mask_crop
+    near = edited(INPAINT, num_inference_steps=4, padding_mask_crop=2)
+    small = Image.new("L", (64, 64))
+    small.paste(255, (24, 24, 40, 40))
+    cropped = pixels(engine.generate(near, Recorder(), Inputs((circle,), small)))
+    changed = np.abs(cropped - np.asarray(circle)).max(axis=2)
+    assert changed[24:40, 24:40].max() > 16
+    # What is painted is pasted in: the pixels around it are those that were given.
+    assert changed[np.asarray(small) == 0].max() == 0
+
     nothing = engine.generate(asked, Recorder(), Inputs((circle,), Image.new("L", (64, 64))))
     assert pixels(nothing)[32, 32].argmax() == RED
 

@@ -12,6 +12,7 @@ from configs.parameters import Abilities, Lora
 from configs.settings import Settings
 from tests.integration.api_world import (
     ABILITIES,
+    MODEL,
     Api,
     PlayedReplica,
     body_of,
@@ -63,6 +64,9 @@ def test_a_submit_is_accepted_with_all_its_parameters(api: Api, replica: PlayedR
         "negative_prompt": None,
         "guidance_scale": 3.0,
         "true_cfg_scale": None,
+        "guidance_rescale": None,
+        "clip_skip": None,
+        "max_sequence_length": None,
         "num_outputs_per_prompt": 1,
         "scheduler": None,
         "output_format": "png",
@@ -71,6 +75,7 @@ def test_a_submit_is_accepted_with_all_its_parameters(api: Api, replica: PlayedR
         "lora": [],
         "image": [],
         "mask_image": None,
+        "padding_mask_crop": None,
         "strength": None,
         "num_frames": None,
         "fps": None,
@@ -169,6 +174,23 @@ def test_requests_of_one_affinity_key_go_to_one_replica(api: Api) -> None:
     assert first not in {request["replica"] for request in requests}  # it is idle
     assert {first, *rest} == {"replica0", "replica1"}
     assert api.submitted()["affinity_key"] is None
+
+
+def test_what_a_model_counts_is_bounded_by_its_own_number(api: Api, replica: PlayedReplica) -> None:
+    replica.load(replace(ABILITIES, clip_skip=11, max_sequence_length=512))
+    asked = api.submitted(clip_skip=11, max_sequence_length=512)
+    assert asked["parameters"]["clip_skip"] == 11
+    assert api.submitted(guidance_rescale=0)["parameters"]["guidance_rescale"] == 0
+    answer = api.submit(clip_skip=12, max_sequence_length=513, guidance_rescale=0.5)
+    assert wrong_fields(answer) == {
+        "clip_skip": "12 is not from 0 to 11",
+        "max_sequence_length": "513 is not from 1 to 512",
+        "guidance_rescale": f"is not supported by {MODEL!r}; leave it out",
+    }
+    (model,) = body_of(api.get("/v1/models"))["data"]
+    assert model["takes"]["clip_skip"] is True
+    assert model["takes"]["guidance_rescale"] is False
+    assert (model["limits"]["clip_skip"], model["limits"]["max_sequence_length"]) == (11, 512)
 
 
 def test_a_model_that_takes_no_guidance_is_asked_for_none(api: Api, replica: PlayedReplica) -> None:

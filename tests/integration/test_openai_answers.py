@@ -109,7 +109,14 @@ def test_urls_are_absolute_and_lead_to_the_files(api: Api, editing: PlayedReplic
     answer, request = served(
         api,
         editing,
-        post(api, "/v1/images/generations", prompt="a", response_format="url", size="auto"),
+        post(
+            api,
+            "/v1/images/generations",
+            prompt="a",
+            response_format="url",
+            size="",
+            model="",
+        ),
     )
     url = body_of(answer)["data"][0]["url"]
     assert url == f"http://localhost/v1/requests/{request.id}/outputs/0"
@@ -185,7 +192,7 @@ def test_chat(api: Api, editing: PlayedReplica) -> None:
         assert part["type"] == "image_url"
         assert part["image_url"]["url"] == data_url(PIXELS)
         assert part["peak_memory_mb"] == 300.0
-        assert set(part["stage_durations"]) == {"queued", "encode", "denoise", "decode"}
+        assert set(part["stage_durations"]) == {"queued", "encode", "denoise", "decode", "store"}
         assert all(type(value) is float for value in part["stage_durations"].values())
     for place in (body, body["usage"], body["metrics"]):
         assert place["peak_memory_mb"] == 300.0

@@ -10,7 +10,8 @@ from marshmallow import ValidationError
 from api.models.views import LimitsSchema, TakesSchema
 from api.requests.answers import ParametersSchema
 from api.requests.schema import BODY, EDIT, editable_in
-from configs.parameters import ARGUMENTS, PARAMETERS, Abilities, Editable, Parameter, Parameters
+from configs.fields import Editable, Parameter
+from configs.parameters import ARGUMENTS, PARAMETERS, Abilities, Parameters
 from configs.settings import Settings
 from configs.stage_schema import SamplingParamsSchema
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from configs.errors import ModelLoadFailed
-from configs.fields import choices, nearest
+from configs.fields import Parameter, choices, nearest
 from configs.parameters import ARGUMENTS, FROM_IMAGE_TASKS, PARAMETERS, Abilities
 from workers.devices.chunk import denoisers
 from workers.engine.arguments import arguments_of, default_negative_prompt, default_of
@@ -115,7 +115,8 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
                 f" which {type(pipe).__name__} needs"
             )
     supported: dict[str, Any] = {
-        **{PARAMETERS[name].ability: name in taken for name in ARGUMENTS},
+        **{PARAMETERS[name].ability: _has(classes, taken, PARAMETERS[name]) for name in ARGUMENTS},
+        **_text_limits(pipe, taken),
         "guidance_scale": guided,
         "strength": bool(strengths),
     }
@@ -146,6 +147,38 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
     )
 
 
+def _has(
+    classes: Mapping[str, Any], taken: Mapping[str, inspect.Parameter], parameter: Parameter
+) -> bool:
+    """Tell whether the call has an argument of that name, in any of the tasks that have it."""
+    if parameter.tasks is None:
+        return parameter.name in taken
+    return any(
+        parameter.name in arguments_of(found)
+        for task, found in classes.items()
+        if task in parameter.tasks
+    )
+
+
+def _text_limits(pipe: Any, taken: Mapping[str, inspect.Parameter]) -> dict[str, int]:
+    """The most layers that may be left out of the text encoders, and the most tokens of a text."""
+    layers = (
+        _layers(part) for name, part in pipe.components.items() if name.startswith("text_encoder")
+    )
+    clip_skip = min((each - 1 for each in layers if each), default=0) if "clip_skip" in taken else 0
+    tokens = 0
+    if "max_sequence_length" in taken:
+        own = default_of(taken, "max_sequence_length")
+        tokens = max(family_of(pipe).most_sequence or 0, own if isinstance(own, int) else 0)
+    return {"clip_skip": clip_skip, "max_sequence_length": tokens}
+
+
+def _layers(encoder: Any) -> int | None:
+    config = getattr(encoder, "config", None)
+    found: int | None = getattr(config, "num_hidden_layers", None)
+    return found
+
+
 def refuse_unfit_defaults(abilities: Abilities, staged: Mapping[str, Any]) -> None:
     """Refuse defaults of a stage that no request could have; warn of those that do nothing.
 
@@ -173,8 +206,15 @@ def refuse_unfit_defaults(abilities: Abilities, staged: Mapping[str, Any]) -> No
             f"{where}.num_inference_steps: {abilities.default_steps} is more than the {most} steps"
             f" that {name or abilities.schedulers[0]} has; set it to {most} or less"
         )
-    for each in ("guidance_scale", "true_cfg_scale"):
-        parameter = PARAMETERS[each]
+    for each, parameter in PARAMETERS.items():
+        own = abilities.most(parameter) if parameter.argument else None
+        if own is not None and (staged.get(each) or 0) > own:
+            raise ModelLoadFailed(
+                f"{where}.{each}: {staged[each]} is more than the {own} {parameter.unit} that this"
+                f" model has; set it to {own} or less"
+            )
+        if not parameter.argument or not parameter.off:
+            continue
         if not getattr(abilities, parameter.ability) and staged.get(each, 0) not in parameter.off:
             logger.warning("%s.%s: %s does nothing with this model", where, each, staged[each])
 

@@ -213,6 +213,8 @@ def call_arguments(
         arguments["generator"] = arguments["generator"][0]
     arguments |= given_arguments(parameters, taken)
     arguments |= _input_arguments(parameters, pipeline_class, inputs or Inputs())
+    if "padding_mask_crop" in arguments:  # what was painted is pasted into the picture
+        arguments["output_type"] = "pil"
     return arguments | _count_arguments(parameters, taken)
 
 

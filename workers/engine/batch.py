@@ -142,8 +142,9 @@ def takes_batches(task: str, pipeline_class: Any) -> bool:
 def batch_of(parameters: Parameters, inputs: Inputs, pipeline_class: Any) -> Hashable:
     """Return what requests have in common that may start together; None where it starts alone."""
     images = len(inputs.images)
-    # A list of images is then those of one prompt.
-    if parameters.deterministic or images > 1:
+    # A list of images is then those of one prompt; a crop about the mask is of one picture.
+    alone = parameters.deterministic or parameters.padding_mask_crop is not None
+    if alone or images > 1:
         return None
     negative = None if parameters.negative_prompt is None else ""
     # Those that start from the pixels get every image in the size of the output.

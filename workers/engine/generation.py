@@ -145,6 +145,8 @@ def to_images(pixels: Any, *, watched: bool = False) -> tuple[Image.Image, ...]:
         NonFiniteOutput: NaN or infinity is among them; not looked for where the decoder was
             `watched`.
     """
+    if isinstance(pixels, list):  # pasted into the picture that was given
+        return tuple(each.convert("RGB") for each in pixels)
     return tuple(map(Image.fromarray, _to_bytes(pixels, watched=watched)))
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -37,10 +37,14 @@ _MOST_PLACES = 1024
 _MARK = "prompt"
 
 
-def prompt_limits(pipe: Any) -> list[tuple[Any, int]]:
-    """Return the tokenizers whose text encoder is loaded, each with the tokens it keeps."""
+def prompt_limits(pipe: Any, asked: int | None = None) -> list[tuple[Any, int]]:
+    """Return the tokenizers whose text encoder is loaded, each with the tokens it keeps.
+
+    `asked` is the `max_sequence_length` of a request that names one.
+    """
     length = inspect.signature(type(pipe).__call__).parameters.get("max_sequence_length")
-    asked = length.default if length is not None and isinstance(length.default, int) else None
+    if asked is None and length is not None and isinstance(length.default, int):
+        asked = length.default
     asked = family_of(pipe).prompt_tokens or asked
     limits = []
     for name, component in pipe.components.items():
@@ -90,6 +94,15 @@ def cut_warnings(limits: list[tuple[Any, int]], name: str, text: str | None) -> 
     if cut <= 0:
         return ()
     return (f"{name}: the last {cut} tokens were cut, because the model reads at most {limit}",)
+
+
+def _cut_warnings(
+    limits: Callable[[int | None], list[tuple[Any, int]]],
+    name: str,
+    text: str | None,
+    most: int | None,
+) -> tuple[str, ...]:
+    return cut_warnings(limits(most), name, text)
 
 
 def _count(tokenizer: Any, text: str) -> int:
@@ -263,7 +276,9 @@ class PipelineCopies:
         self._pipe = pipe
         self._abilities = abilities
         # Prompts, and negative ones above all, come again.
-        self._cut_warnings = lru_cache(_TEXTS_KEPT)(partial(cut_warnings, prompt_limits(pipe)))
+        self._cut_warnings = lru_cache(_TEXTS_KEPT)(
+            partial(_cut_warnings, lru_cache(_TEXTS_KEPT)(partial(prompt_limits, pipe)))
+        )
         self._pipes = task_pipelines(pipe)
         self._sigmas = staged_sigmas(pipe.scheduler)
         self.classes = {task: type(each) for task, each in self._pipes.items()}
@@ -304,7 +319,8 @@ class PipelineCopies:
             )
         for name in ("prompt", "negative_prompt"):
             if name in arguments_of(kind):
-                warnings += self._cut_warnings(name, getattr(parameters, name))
+                text, most = getattr(parameters, name), parameters.max_sequence_length
+                warnings += self._cut_warnings(name, text, most)
         return warnings
 
     def _has_sigmas(self, parameters: Parameters) -> bool:

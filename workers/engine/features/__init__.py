@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from workers.engine.features import (
     adapters,
+    clip_skip,
     float32_retry,
     guidance,
     preview,
@@ -20,6 +21,7 @@ FEATURES: tuple[Callable[[Parts], Feature | None], ...] = (
     float32_retry.Float32Retry.of,
     step_cache.StepCache.of,
     adapters.Adapters.of,
+    clip_skip.ClipSkip.of,  # before the cache, which looks in its own memory first
     prompt_cache.PromptCache.of,
     guidance.Guidance.of,
     preview.Preview.of,

@@ -78,7 +78,8 @@ class PromptCache(Feature):
 
         untyped: Any = remembered
         untyped.__signature__ = signature
-        put(pipe, "encode_prompt", remembered)
+        # It calls what another feature may have put there.
+        put(pipe, "encode_prompt", remembered, over=True)
 
     def _find(self, key: Hashable) -> Any:
         with self._lock:
