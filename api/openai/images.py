@@ -11,6 +11,7 @@ from flask import Response, g
 from flask import request as call
 from flask_smorest import Blueprint
 
+from api.auth import signed
 from api.http.body import JSON, body_content
 from api.http.call import idempotency_key, key_parameter
 from api.http.fields import ImageField, ImagesField, described
@@ -27,6 +28,7 @@ from api.service import Service
 from configs.errors import FieldError, NotFound
 from configs.fields import Flag, OneOf, Whole
 from configs.parameters import IMAGE_TASKS
+from configs.settings import Settings
 from routing.request import Request
 
 BASE64: Final = "b64_json"
@@ -152,9 +154,13 @@ def data_url_of(service: Service, request: Request, index: int) -> str:
     return f"data:{media_type};base64,{base64_of(service, request, index)}"
 
 
-def absolute_url(request: Request, index: int) -> str:
-    """Return where output `index` can be fetched, with the host that the client called."""
-    return f"{call.host_url.rstrip('/')}{request_url(request.id)}/outputs/{index}"
+def absolute_url(request: Request, index: int, settings: Settings) -> str:
+    """Return where output `index` can be fetched, with the host that the client called.
+
+    Where the service asks for a key, the address is signed, and opens without it for a while.
+    """
+    path = signed(f"{request_url(request.id)}/outputs/{index}", settings)
+    return f"{call.host_url.rstrip('/')}{path}"
 
 
 KEY_OF_HELD_CALL: Final = key_parameter(", which a client that goes does not cancel")
@@ -234,7 +240,7 @@ def _answer(
         ShownImage(
             output.seed,
             None if as_url else base64_of(service, request, index),
-            absolute_url(request, index) if as_url else None,
+            absolute_url(request, index, service.settings) if as_url else None,
         )
         for index, output in enumerate(request.outputs)
     ]
