@@ -94,7 +94,7 @@ def kind_fault(stage: Mapping[Any, Any]) -> str | None:
         return "is missing; write stage_type: diffusion, the only kind that is supported"
     runtime = stage.get("runtime")
     replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
-    fix = "remove the stage, or write stage_type: diffusion for a diffusers pipeline"
+    fix = "remove the stage, or serve the file with vLLM-Omni"
     if replicas is not None and replicas != 1:  # it may be anything, a list too
         return (
             f"is not supported and has runtime.num_replicas {replicas!r}: only diffusion stages "

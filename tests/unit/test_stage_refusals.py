@@ -179,8 +179,8 @@ def test_a_stage_that_is_not_diffusion(tmp_path: Path) -> None:
     path, message = sole(refusal(tmp_path, {"stages": [entry]}))
     assert path == "stages[0].stage_type"
     assert message == (
-        "'llm' is not supported: only diffusion stages are; remove the stage, or write "
-        "stage_type: diffusion for a diffusers pipeline"
+        "'llm' is not supported: only diffusion stages are; remove the stage, or "
+        "serve the file with vLLM-Omni"
     )
 
 
