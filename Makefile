@@ -14,6 +14,9 @@ REPLICAS ?= 1,2
 
 RUN := $(VENV)/bin/python
 
+# pip compiles nothing below: where imports may not keep it either, each process compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint format chaos soak bench sweep engine gpu-checks pictures clean
 

@@ -18,6 +18,8 @@ from marshmallow import ValidationError
 from configs.errors import FieldError
 from configs.fields import with_value
 from configs.foreign_keys import BY_PLACE, Place
+from configs.other_models import other_model
+from configs.overlays import OTHER_PLATFORMS, SERVED_PLATFORM, lay_over_stages
 from configs.stage_schema import EngineArgsSchema, ParallelConfigSchema, RuntimeSchema, StageSchema
 
 Dialect = Literal["reference", "stage_args", "deploy"]
@@ -41,6 +43,7 @@ class Translation:
         faults: Keys that are refused because the service does not have them.
         ignored: Paths, as written, of keys that change nothing here.
         names: Paths of the document, to where the same stands in the file.
+        other: Why the file is for no diffusion model; nothing else of it matters then.
     """
 
     dialect: Dialect
@@ -48,6 +51,7 @@ class Translation:
     faults: list[FieldError] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+    other: FieldError | None = None
 
     def written(self, path: str) -> str:
         """Return where in the file the thing stands that has this path in the document."""
@@ -120,14 +124,15 @@ RENAMED: Final = (
 )
 
 
-# Ours run on CUDA and CPU; a file's values for other kinds of device are for other machines.
-_OTHER_PLATFORMS: Final = frozenset({"npu", "xpu", "rocm", "musa", "hpu", "tpu"})
-
-
 def translate(document: Mapping[Any, Any]) -> Translation:
     """Return the document in the reference dialect; what is malformed is left to the schemas."""
     dialect = _dialect(document)
     found = Translation(dialect, dict(document))
+    if dialect != "reference":
+        where = "stage_args" if dialect == "stage_args" else "stages"
+        found.other = other_model(document, where)
+        if found.other is not None:
+            return found
     if dialect == "stage_args":
         found.document["stages"] = found.document.pop("stage_args")
         found.names["stages"] = "stage_args"
@@ -183,7 +188,9 @@ def _sift_file(found: Translation) -> None:
         found.refuse("platforms", platforms, "is not a mapping; remove it")
         return
     for name in platforms:
-        if name in _OTHER_PLATFORMS:
+        if name == SERVED_PLATFORM and isinstance(platforms[name], Mapping):
+            lay_over_stages(found.document, platforms[name].get("stages"))
+        elif name in OTHER_PLATFORMS:
             found.ignored.append(f"platforms.{name}")
         else:
             reason = "is not supported; write its values into the stages"

@@ -77,7 +77,6 @@ FOREIGN: Final = (
         "is not supported: each stage here answers requests on its own",
         unless=([], {}),
     ),
-    _refused("file", "base_config", "is not supported; write everything into one file"),
     _refused("file", "session_mode", "is not supported: it is for conversations", unless=("turn",)),
     _refused("file", "duplex_session", "is not supported: it is for conversations", unless=({},)),
     _refused(
@@ -189,12 +188,7 @@ FOREIGN: Final = (
         "waits before a batch begins; here requests join at any step",
     ),
     _ignored("engine_args", "output_type video_output_transport", "files are stored"),
-    _refused(
-        "engine_args",
-        "trust_remote_code",
-        "is not supported: code that a model brings never runs",
-        unless=(False,),
-    ),
+    _ignored("engine_args", "trust_remote_code", "code that a model brings never runs"),
     _refused(
         "engine_args",
         "diffusion_load_format load_format",

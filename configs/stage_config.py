@@ -21,6 +21,7 @@ from configs.stage_fields import (
     LoraModules,
     LoraSource,
     Model,
+    ServedNames,
     WarmupShape,
     WarmupShapes,
 )
@@ -149,7 +150,7 @@ class EngineArgs:
 
     Attributes:
         model: Absolute path of a diffusers folder, or a hub id `org/name`.
-        served_model_name: Name clients use; None for the model's own.
+        served_model_name: Name clients use, or several; None for the model's own.
         dtype: Type of the weights, of all parts or by their names; `default` is that of parts that
             are not named, and `auto` leaves it to the engine.
         device: Kind of device; `auto` is CUDA where the machine has it, else CPU.
@@ -162,7 +163,7 @@ class EngineArgs:
     """
 
     model: Annotated[str, Model("Qwen/Qwen-Image", required=True)]
-    served_model_name: Annotated[str | None, Text("my-model")] = None
+    served_model_name: Annotated[str | tuple[str, ...] | None, ServedNames("my-model")] = None
     dtype: Annotated[Dtype | Mapping[str, Dtype], ByPart(*get_args(Dtype))] = "auto"
     device: Annotated[Device, OneOf(*get_args(Device))] = "auto"
     revision: Annotated[str | None, Text("main")] = None
@@ -216,11 +217,17 @@ class StageConfig:
 
     @property
     def model_name(self) -> str:
-        """Name by which clients ask for this stage's model."""
-        if self.engine_args.served_model_name is not None:
-            return self.engine_args.served_model_name
-        path = self.engine_args.model_path
-        return path.name if path is not None else self.engine_args.model
+        """Name of this stage's model, as it is shown."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names by which clients ask for this stage's model; the first is the one shown."""
+        names = self.engine_args.served_model_name
+        if names is None:
+            path = self.engine_args.model_path
+            names = path.name if path is not None else self.engine_args.model
+        return (names,) if isinstance(names, str) else names
 
     @property
     def devices_per_replica(self) -> int:

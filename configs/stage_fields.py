@@ -194,6 +194,22 @@ class Model(Text):
             raise ValidationError(str(error)) from None
 
 
+class ServedNames(fields.Field[str | tuple[str, ...]]):
+    """The name of a model, or a list of its names: the first is shown, clients may use each."""
+
+    def __init__(self, example: str) -> None:
+        """Take an example of a name, which messages show."""
+        super().__init__()
+        self._name = Text(example)
+
+    def _deserialize(self, value: Any, *_: Any, **__: Any) -> str | tuple[str, ...]:
+        if not isinstance(value, list):
+            return str(self._name.deserialize(value))
+        if not value:
+            raise ValidationError("is an empty list; write at least one name, or leave it out")
+        return tuple(dict.fromkeys(str(self._name.deserialize(name)) for name in value))
+
+
 class ExistingPath(Text):
     """A file or folder that is there, as an absolute path."""
 

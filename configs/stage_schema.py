@@ -94,7 +94,7 @@ def kind_fault(stage: Mapping[Any, Any]) -> str | None:
         return "is missing; write stage_type: diffusion, the only kind that is supported"
     runtime = stage.get("runtime")
     replicas = runtime.get("num_replicas") if isinstance(runtime, Mapping) else None
-    fix = "remove the stage, or write stage_type: diffusion for a diffusers pipeline"
+    fix = "remove the stage, or serve the file with vLLM-Omni"
     if replicas is not None and replicas != 1:  # it may be anything, a list too
         return (
             f"is not supported and has runtime.num_replicas {replicas!r}: only diffusion stages "
@@ -125,9 +125,10 @@ def twin_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, dict[str, 
                 faults["stage_id"] = [
                     f"is already the stage_id of stages[{earlier}]; use another number"
                 ]
-            if stage.model_name == other.model_name:
+            twice = [name for name in stage.model_names if name in other.model_names]
+            if twice:
                 reason = (
-                    f"gives this model the name {stage.model_name!r}, which stages[{earlier}] has; "
+                    f"gives this model the name {twice[0]!r}, which stages[{earlier}] has; "
                     "set another served_model_name"
                 )
                 named = stage.engine_args.served_model_name is not None

@@ -13,6 +13,7 @@ from marshmallow import ValidationError
 from configs.dialects import Translation, translate
 from configs.errors import ConfigurationError
 from configs.fields import choices, field_errors
+from configs.overlays import with_base
 from configs.stage_config import ReplicaPlan, StageConfig
 from configs.stage_schema import StageFileSchema
 
@@ -118,6 +119,8 @@ def stages_of(document: Mapping[Any, Any], name: str) -> tuple[StageConfig, ...]
 
 
 def _checked(file: Translation, name: str) -> tuple[StageConfig, ...]:
+    if file.other is not None:
+        raise ConfigurationError.from_details([file.other], f"{name} is refused")
     faults = list(file.faults)
     stages: tuple[StageConfig, ...] = ()
     try:
@@ -143,8 +146,8 @@ def reference_document(path: Path, model: str | None = None) -> dict[Any, Any]:
 
 
 def _read(path: Path, model: str | None) -> Translation:
-    file = translate(read_mapping(path))
-    if model is not None:
+    file = translate(with_base(path, read_mapping))
+    if model is not None and file.other is None:
         file.document = _with_model(file.document, model, path)
     return file
 

@@ -206,11 +206,12 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model some replica has loaded: its stage and what it can do."""
+    """A model some replica has loaded: its stage, what it can do, and its other names."""
 
     name: str
     stage: int
     abilities: Abilities
+    aliases: tuple[str, ...] = ()
 
 
 class Registry:
@@ -258,7 +259,11 @@ class Registry:
 
     def publish_model(self, model: LoadedModel) -> None:
         """Publish what a loaded model can do, for the checks of the API."""
-        value = {"stage": model.stage, "abilities": model.abilities.to_json()}
+        value = {
+            "stage": model.stage,
+            "abilities": model.abilities.to_json(),
+            "aliases": model.aliases,
+        }
         self._redis.hset(self._keys.models(), model.name, json.dumps(value))
 
     def models(self) -> Mapping[str, LoadedModel]:
@@ -269,7 +274,12 @@ class Registry:
             return models
         found = {name: json.loads(value) for name, value in sorted(raw.items())}
         models = {
-            name: LoadedModel(name, value["stage"], Abilities.from_json(value["abilities"]))
+            name: LoadedModel(
+                name,
+                value["stage"],
+                Abilities.from_json(value["abilities"]),
+                tuple(value.get("aliases", ())),
+            )
             for name, value in found.items()
         }
         self._models = (raw, models)

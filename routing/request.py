@@ -58,13 +58,15 @@ class Failure:
 class Timings:
     """Seconds spent in each part of a run; None where that part was not reached.
 
-    ``batch_mean`` is the mean number of requests that shared a denoiser call of this one.
+    ``store_s`` is encoding the files and writing them. ``batch_mean`` is the mean number of
+    requests that shared a denoiser call of this one.
     """
 
     encode_s: float | None = None
     denoise_s: float | None = None
     decode_s: float | None = None
     batch_mean: float | None = None
+    store_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

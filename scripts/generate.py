@@ -81,6 +81,7 @@ def _report(api: ApiClient, ended: dict[str, Any], output: Path | None) -> int:
             ("encode", "encode"),
             ("denoise", "denoise"),
             ("decode", "decode"),
+            ("store", "store"),
             ("total", "total"),
         )
         if timings.get(f"{key}_s") is not None

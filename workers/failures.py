@@ -20,9 +20,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def short_cause(error: BaseException) -> str:
-    """Return an error as one line: its class and the beginning of its text."""
+    """Return an error as one line: its class and the beginning of its text.
+
+    Where the first line only announces the next (torch names shapes that do not fit there), both.
+    """
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {shorten(lines[0], _CAUSE, placeholder=' …')}".rstrip(" :.")
+    shown = lines[:2] if lines[0].endswith(":") else lines[:1]
+    text = " ".join(shorten(line, _CAUSE, placeholder=" …") for line in shown)
+    return f"{type(error).__name__}: {text}".rstrip(" :.")
 
 
 def is_device_lost(error: BaseException, device: str) -> bool:

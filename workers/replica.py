@@ -117,7 +117,7 @@ class ReplicaProcess:
             self.heartbeats.stop()
             raise
         self._registry.publish_model(
-            LoadedModel(stage.model_name, stage.stage_id, engine.abilities)
+            LoadedModel(stage.model_name, stage.stage_id, engine.abilities, stage.model_names[1:])
         )
         self.runner = Runner(
             name=self.plan.name,

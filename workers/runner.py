@@ -235,8 +235,12 @@ class Runner:
     def _store(self, run: RunningRequest, made: Generation) -> None:
         """Store what a run made, and record how it ended."""
         try:
+            begun = time.monotonic()
             outputs = self.writer.write(run.request, made)
-            timings = Timings(made.encode_s, made.denoise_s, made.decode_s, made.batch_mean)
+            store_s = time.monotonic() - begun
+            timings = Timings(
+                made.encode_s, made.denoise_s, made.decode_s, made.batch_mean, store_s
+            )
             outcome = Outcome(Status.SUCCEEDED, outputs, tuple(made.warnings), timings)
         except Exception as error:  # noqa: BLE001 - logged and recorded
             outcome = _failure(run.request, error)

@@ -1,4 +1,4 @@
-"""The call for models: what each supports, within which limits, and its defaults."""
+"""The calls for models: what each supports, within which limits, and its defaults."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from api.http.fields import (
 from api.models.catalog import ServedModel
 from api.requests.checks import all_formats, max_pixels, most_of
 from api.service import Service
+from configs.errors import NotFound
 from configs.fields import Parameter
 from configs.parameters import MAX_SEED, PARAMETERS, VIDEO_TASKS, Abilities
 from configs.settings import Settings
@@ -153,6 +154,7 @@ class ModelObjectSchema(AnswerSchema):
     """A model, as OpenAI lists it, with what it can do."""
 
     id = text("Its name.", attrgetter("model.name"))
+    aliases = texts("Other names by which it can be asked for.", attrgetter("model.aliases"))
     object = always("model")
     created = whole("When the oldest of its replicas started; 0 where none lives.", _created)
     owned_by = always("diffusion-replicas")
@@ -229,13 +231,24 @@ def models() -> Page:
     """List the models that some replica has loaded."""
     service: Service = g.service
     replicas = service.registry.all()
-    return Page(
-        [
-            ShownModel(
-                model,
-                [replica for replica in replicas if replica.heartbeat.model == model.name],
-                service.settings,
-            )
-            for model in service.catalog.loaded().values()
-        ]
-    )
+    return Page([_shown(service, model, replicas) for model in service.catalog.loaded().values()])
+
+
+@blueprint.route("/v1/models/<path:name>", methods=["GET"])
+@blueprint.response(200, ModelObjectSchema)
+def model(name: str) -> ShownModel:
+    """Say what one model can do, by its name or an alias."""
+    service: Service = g.service
+    found = service.catalog.named(name)
+    if found is None:
+        raise NotFound(
+            f"No replica has loaded a model {name[:80]!r}; GET /v1/models lists those that can be "
+            "asked for.",
+            param="name",
+        )
+    return _shown(service, found, service.registry.all())
+
+
+def _shown(service: Service, model: ServedModel, replicas: Sequence[Replica]) -> ShownModel:
+    own = [replica for replica in replicas if replica.heartbeat.model == model.name]
+    return ShownModel(model, own, service.settings)

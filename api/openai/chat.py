@@ -18,7 +18,7 @@ from api.http.sse import CHUNK_CONTENT, event_response
 from api.models.catalog import ServedModel
 from api.openai.chat_objects import MARKDOWN, PARTS, ChatAnswerSchema, ShownChat, ShownPart
 from api.openai.chat_stream import ChatStream
-from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
+from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.images import (
     KEY_OF_HELD_CALL,
     data_url_of,
@@ -28,6 +28,7 @@ from api.openai.images import (
 )
 from api.openai.objects import Measurements
 from api.openai.sync import awaited
+from api.openai.tolerance import IgnoredField
 from api.service import Service
 from configs.errors import FieldError
 from configs.fields import Flag, Number, OneOf
@@ -162,9 +163,6 @@ class ChatSchema(OpenAISchema):
     verbosity = IgnoredField()
     prediction = IgnoredField()
     prompt_cache_key = IgnoredField()
-    bot_task = IgnoredField()
-    sys_type = IgnoredField()
-    system_prompt = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Take prompt and pictures out of the messages."""

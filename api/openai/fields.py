@@ -15,25 +15,18 @@ from marshmallow import ValidationError, fields
 from api.http.body import read_body
 from api.http.fields import MAX_NAME, SizeField, described
 from api.models.catalog import Catalog, ServedModel
+from api.openai.tolerance import KNOWN, IgnoredField, tolerate
 from api.requests.checks import picked_task
 from api.requests.schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.fields import Flag, OneOf, Text, Whole
 from configs.parameters import OUTPUT_FORMATS
+from configs.settings import Settings
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"
-
-
+_EMPTY_MEANS_NONE: Final = frozenset({"model", "size"})
 _BEST: Final = 100
-
-
-class IgnoredField(fields.Raw):
-    """A field without a meaning here; the answer's `warnings` name it."""
-
-    def __init__(self) -> None:
-        """Take any value."""
-        super().__init__(metadata=described("Accepted and ignored; the answer's warnings say so."))
 
 
 class AutoSizeField(SizeField):
@@ -65,6 +58,11 @@ class NoStreamField(Flag):
 class OpenAISchema(RequestBodySchema):
     """A native request with the names that OpenAI's clients use."""
 
+    class Meta(RequestBodySchema.Meta):
+        """What others know and no request has."""
+
+        include: ClassVar[Mapping[str, fields.Field[Any]]] = KNOWN
+
     aliases: ClassVar[Mapping[str, str]] = {"n": "num_outputs_per_prompt"}
     tasks: ClassVar[frozenset[str]]
     product: ClassVar[str]
@@ -79,13 +77,6 @@ class OpenAISchema(RequestBodySchema):
     output_format = FormatField(*OUTPUT_FORMATS, "jpg", metadata=described("File format."))
     stream: Flag = NoStreamField(metadata=described("Only false."))
     user = fields.Raw(metadata=described("Whose request it is, as `client` of a native one."))
-    safety_identifier = IgnoredField()
-    quality = IgnoredField()
-    style = IgnoredField()
-    moderation = IgnoredField()
-    generator_device = IgnoredField()
-    vae_use_slicing = IgnoredField()
-    vae_use_tiling = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Keep the task among those that make what the call answers with."""
@@ -108,17 +99,25 @@ class OpenAISchema(RequestBodySchema):
             return [FieldError("task", f"{task} makes no {self.product}")]
         return []
 
-    def ignored(self, given: Mapping[str, Any]) -> list[str]:
-        """Return one sentence for each field that was given and has no meaning here."""
-        return [
-            f"{name} has no meaning here and was ignored"
+    def tolerate(self, given: dict[str, Any], model: ServedModel, settings: Settings) -> list[str]:
+        """Accept what cannot do harm; return one sentence for each such field."""
+        said = [
+            field.sentence(name, given[name], model.abilities)
             for name, field in self.fields.items()
             if isinstance(field, IgnoredField) and name in given
         ]
+        if given.get("task") in model.abilities.tasks:
+            said += tolerate(given, model, settings)
+        return [sentence for sentence in said if sentence]
+
+    def ignored(self, given: Mapping[str, Any]) -> list[str]:
+        """Return one sentence for each field of the call itself that had no meaning."""
+        return []
 
 
 def _is_png(given: Mapping[str, Any], model: ServedModel) -> bool:
-    return given.get("output_format", model.defaults.get("output_format", "png")) == "png"
+    form: str = given.get("output_format", model.defaults.get("output_format", "png"))
+    return form == "png"
 
 
 def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:
@@ -132,29 +131,35 @@ def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:
     for alias, native in schema.aliases.items():
         if alias in body and native in body:
             raise _twice(alias, native)
-    if body.get("model") == _ANY_MODEL and _ANY_MODEL not in catalog.loaded():
+    if body.get("model") == _ANY_MODEL and catalog.named(_ANY_MODEL) is None:
         del body["model"]
     return body
 
 
 def joined(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields at the top and those in `extra_body` as one; null counts as not given.
+    """Return the fields at the top and those in `extra_body` as one, without those not given.
+
+    Null counts as not given, and as a model or a size empty text does too.
 
     Raises:
         MalformedRequest: A field stands in both.
         InvalidRequest: `extra_body` is no object.
     """
-    found = {name: value for name, value in body.items() if value is not None}
+    found = {name: value for name, value in body.items() if _is_given(name, value)}
     extra = found.pop(_EXTRA, {})
     if not isinstance(extra, dict):
         raise InvalidRequest.from_details([FieldError(_EXTRA, "is not an object")])
     for name, value in extra.items():
-        if value is None:
+        if not _is_given(name, value):
             continue
         if name in found:
             raise _twice(name, f"{_EXTRA}.{name}")
         found[name] = value
     return found
+
+
+def _is_given(name: str, value: Any) -> bool:
+    return value is not None and not (value == "" and name in _EMPTY_MEANS_NONE)
 
 
 def _twice(name: str, other: str) -> MalformedRequest:

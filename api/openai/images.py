@@ -11,12 +11,13 @@ from flask import Response, g
 from flask import request as call
 from flask_smorest import Blueprint
 
+from api.auth import signed
 from api.http.body import JSON, body_content
 from api.http.call import idempotency_key, key_parameter
 from api.http.fields import ImagesField, LinkedImageField, LinkedImagesField, described
 from api.http.sse import EVENT_CONTENT, event_response
 from api.models.catalog import ServedModel
-from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
+from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.image_stream import ImageStream
 from api.openai.objects import ImagesAnswerSchema, Measurements, ShownImage, ShownImages
 from api.openai.sync import AwaitedRequest, awaited
@@ -27,6 +28,7 @@ from api.service import Service
 from configs.errors import FieldError, NotFound
 from configs.fields import Flag, OneOf, Whole
 from configs.parameters import IMAGE_TASKS
+from configs.settings import Settings
 from routing.request import Request
 
 BASE64: Final = "b64_json"
@@ -86,6 +88,7 @@ class EditsSchema(GenerationsSchema):
         **GenerationsSchema.aliases,
         "images": "image",
         "mask": "mask_image",
+        "url": "image",
     }
     event_kind: ClassVar[str] = "image_edit"
 
@@ -102,6 +105,9 @@ class EditsSchema(GenerationsSchema):
             items={"anyOf": [{"type": "string"}, _LINK]},
         )
     )
+    url = ImagesField(
+        metadata=described("The same as `image`, as data URLs.", anyOf=IMAGE_FORMS),
+    )
     mask = LinkedImageField(
         metadata=described(
             "What to paint anew is transparent or white in it: a file, a data URL, or an object "
@@ -109,10 +115,6 @@ class EditsSchema(GenerationsSchema):
             type="string",
         ),
     )
-    input_fidelity = IgnoredField()
-    bot_task = IgnoredField()
-    sys_type = IgnoredField()
-    system_prompt = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Ask for a picture: without one there is nothing to edit."""
@@ -182,9 +184,13 @@ def data_url_of(service: Service, request: Request, index: int) -> str:
     return f"data:{media_type};base64,{base64_of(service, request, index)}"
 
 
-def absolute_url(request: Request, index: int) -> str:
-    """Return where output `index` can be fetched, with the host that the client called."""
-    return f"{call.host_url.rstrip('/')}{request_url(request.id)}/outputs/{index}"
+def absolute_url(request: Request, index: int, settings: Settings) -> str:
+    """Return where output `index` can be fetched, with the host that the client called.
+
+    Where the service asks for a key, the address is signed, and opens without it for a while.
+    """
+    path = signed(f"{request_url(request.id)}/outputs/{index}", settings)
+    return f"{call.host_url.rstrip('/')}{path}"
 
 
 KEY_OF_HELD_CALL: Final = key_parameter(", which a client that goes does not cancel")
@@ -264,7 +270,7 @@ def _answer(
         ShownImage(
             output.seed,
             None if as_url else base64_of(service, request, index),
-            absolute_url(request, index) if as_url else None,
+            absolute_url(request, index, service.settings) if as_url else None,
         )
         for index, output in enumerate(request.outputs)
     ]

@@ -36,7 +36,8 @@ class Measurements:
     """Durations of one request and the memory of its replica.
 
     Attributes:
-        stage_durations: Seconds by part: `queued`, `encode`, `denoise`, `decode`.
+        stage_durations: Seconds by part: `queued`, `encode`, `denoise`, `decode`,
+            `store`.
         total_s: Seconds from submit to end; 0 before that.
         peak_memory_mb: MiB that the replica's process holds on its devices, which its allocator
             does not give back between requests; on CPU those of the process. 0 where unknown.
@@ -55,6 +56,7 @@ class Measurements:
             "encode": request.timings.encode_s,
             "denoise": request.timings.denoise_s,
             "decode": request.timings.decode_s,
+            "store": request.timings.store_s,
         }
         durations = {
             name: round(max(0.0, value), _DIGITS)

@@ -133,6 +133,9 @@ class TimingsSchema(AnswerSchema):
         "All denoising steps.", attrgetter("timings.denoise_s"), allow_none=True
     )
     decode_s = SecondsField("Latents to pictures.", attrgetter("timings.decode_s"), allow_none=True)
+    store_s = SecondsField(
+        "Encoding and writing the files.", attrgetter("timings.store_s"), allow_none=True
+    )
     total_s = SecondsField("From submit to end.", _total_s, allow_none=True)
     batch_mean = SecondsField(
         "Mean number of requests that shared a denoiser call with this one.",

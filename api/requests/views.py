@@ -97,10 +97,11 @@ def newest(query: dict[str, Any]) -> Page:
     service: Service = g.service
     limit = query["limit"]
     status = query.get("status")
+    model = query.get("model")
     matching = service.records.newest(
         query.get("after"),
         status=Status(status) if status else None,
-        model=query.get("model"),
+        model=model and service.catalog.shown_name(model),
         at_once=limit + 1,
     )
     found = list(islice(matching, limit + 1))

@@ -82,7 +82,9 @@ class RunFolder:
             source: Where it is from, for its reader.
         """
         for entry, stage in zip(document["stages"], stages, strict=True):
-            named = {"model": stage.engine_args.model, "served_model_name": stage.model_name}
+            first, *others = stage.model_names
+            names = [first, *others] if others else first
+            named = {"model": stage.engine_args.model, "served_model_name": names}
             entry["engine_args"] = {**(entry.get("engine_args") or {}), **named}
             entry["default_sampling_params"] = dict(stage.default_sampling_params)
         path = self.path / "stages.yaml"

@@ -50,7 +50,7 @@ def data_urls(paths: Sequence[Path]) -> list[str]:
 
 _HOLD: Final = {"Prefer": "wait=60"}
 _ACTIVE: Final = frozenset({"queued", "running"})
-_PARTS: Final = ("encode_s", "denoise_s", "decode_s")
+_PARTS: Final = ("encode_s", "denoise_s", "decode_s", "store_s")
 _LOOK_AGAIN_S: Final = 0.5
 _LOST_LOOKS: Final = 20
 _TELL_S: Final = 5.0

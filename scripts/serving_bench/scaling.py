@@ -46,7 +46,7 @@ class SweepPlan:
             "devices": ",".join(str(device) for device in used),
         }
         entry["engine_args"] = {**entry["engine_args"], "model": self.stage.engine_args.model}
-        entry["engine_args"].setdefault("served_model_name", self.stage.model_name)
+        entry["engine_args"].setdefault("served_model_name", [*self.stage.model_names])
         path = folder / f"stages_{replicas}.yaml"
         path.write_text(yaml.safe_dump({"stages": [entry]}, sort_keys=False), encoding="utf-8")
         return path

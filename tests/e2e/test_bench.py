@@ -71,7 +71,7 @@ def test_every_replica_is_warmed_and_then_counted(service: Service, tmp_path: Pa
         assert after[name] - before[name] > count, "its warm-up comes on top"
     assert found["run_time"]["min"] > 0
     assert found["batch_mean"] == 1.0
-    assert found["stage_durations_mean"].keys() == {"encode", "denoise", "decode"}
+    assert found["stage_durations_mean"].keys() == {"encode", "denoise", "decode", "store"}
     assert 0 <= found["slo_attainment_rate"] <= 1
     assert len(list((tmp_path / "kept").glob("*.png"))) == 6
     with Image.open(tmp_path / "kept" / "00000_0.png") as picture:

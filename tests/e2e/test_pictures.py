@@ -73,6 +73,7 @@ def test_waiting_for_it_answers_with_the_finished_request(service: Service) -> N
     assert request["status"] == "succeeded"
     assert request["progress"]["step"] == request["progress"]["steps"] == 20
     assert request["timings"]["denoise_s"] > 0
+    assert request["timings"]["store_s"] > 0
 
 
 def test_a_png_says_how_to_make_it_again(service: Service) -> None:

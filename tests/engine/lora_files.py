@@ -1,5 +1,6 @@
 """LoRA files with random weights for the parts of a pipeline, small enough to make in a test."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,4 +43,15 @@ def save_lora_like(path: Path, part: str, own: dict[str, Any], seed: int) -> Pat
 def save_lora(path: Path, parts: dict[str, Any], seed: int, **options: Any) -> Path:
     """Write such weights to a .safetensors file."""
     save_file(lora_weights(parts, seed, **options), path)
+    return path
+
+
+def save_peft(path: Path, parts: dict[str, Any], seed: int, **config: Any) -> Path:
+    """Write such weights of one part to a folder, named and described as PEFT does."""
+    path.mkdir()
+    weights = lora_weights(parts, seed)
+    own = {f"base_model.model.{name.partition('.')[2]}": each for name, each in weights.items()}
+    save_file(own, path / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, **config}
+    (path / "adapter_config.json").write_text(json.dumps(about))
     return path

@@ -1,5 +1,7 @@
 """LoRA adapters: what a request asked for, to the byte, and nothing of it in any other."""
 
+import re
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from configs.parameters import Lora
 from configs.stage_config import PipelineSettings
 from configs.stage_fields import LoraSource
 from tests.engine.conftest import MakeParameters, plan
-from tests.engine.lora_files import lora_weights, save_lora
+from tests.engine.lora_files import lora_weights, save_lora, save_peft
 from tests.engine.recorder import Recorder
 from tests.engine.tiny_families import save_family
 from workers.engine.engine import Engine
@@ -40,6 +42,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wide = {name: torch.cat([w, w], 1) for name, w in lora_weights(unet, 5).items()}
     save_file(wide, folder / "wide.safetensors")
     save_file({"transformer.x.lora_A.weight": torch.ones(2, 2)}, folder / "other.safetensors")
+    save_peft(folder / "peft", unet, 1, lora_alpha=4)
+    save_peft(folder / "dora", unet, 1, use_dora=True)
+    style = lora_weights(unet, 1)
+    sides = ("lora_A", "lora_B")
+    odd = {f"unet.nowhere.to_q.{side}.weight": torch.ones(2, 2) for side in sides}
+    second = {f"text_encoder_2.a.{side}.weight": torch.ones(2, 2) for side in sides}
+    save_file({**style, **odd, **second}, folder / "partly.safetensors")
+    mostly = {f"text_encoder_2.{name}": weight.clone() for name, weight in style.items()}
+    save_file({**dict(list(style.items())[:4]), **mostly}, folder / "mostly.safetensors")
+    for name, key in (("loha", "hada_w1_a"), ("scaled", "dora_scale")):
+        save_file({**style, f"unet.x.{key}": torch.ones(2, 2)}, folder / f"{name}.safetensors")
     (folder / "notes.txt").write_text("no adapter")
     (folder / "-odd name.safetensors").touch()
     return folder
@@ -79,7 +92,42 @@ def worst(one: bytes, other: bytes) -> int:
 
 
 def test_the_adapters_of_the_folder_are_named(shared: Engine):
-    assert shared.abilities.loras == ("both", "other", "own", "style", "torn", "wide", "words")
+    assert shared.abilities.loras == (
+        *("both", "dora", "loha", "mostly", "other", "own", "partly", "peft", "scaled", "style"),
+        *("torn", "wide", "words"),
+    )
+
+
+def test_a_folder_of_peft_has_the_scale_of_its_configuration(
+    shared: Engine, parameters: MakeParameters
+):
+    """`lora_alpha` 4 of rank 2 is twice what the same matrices are without it."""
+    twice = made(shared, parameters(lora=(Lora("style", 2.0),)))
+    assert worst(made(shared, parameters(lora=(Lora("peft"),))), twice) <= 1
+    assert worst(made(shared, parameters(lora=(STYLE,))), twice) > 8
+
+
+def test_weights_without_a_place_and_text_parts_are_said(
+    shared: Engine, parameters: MakeParameters
+):
+    asked = parameters(lora=(Lora("partly"),), num_inference_steps=2)
+    for _ in range(2):
+        text, lost = shared.generate(asked, Recorder()).warnings
+        assert text.startswith("lora: 'partly': its part for a text encoder was left out")
+        assert re.fullmatch(r"lora: 'partly': \d+% of its weights found no place .*", lost)
+    plain = parameters(lora=(STYLE,), num_inference_steps=2)
+    assert shared.generate(plain, Recorder()).warnings == ()
+
+
+def test_a_folder_with_several_files_says_which_was_used(
+    folder: Path, tmp_path: Path, parameters: MakeParameters
+):
+    for name in ("a", "b"):
+        shutil.copy(folder / "style.safetensors", tmp_path / f"{name}.safetensors")
+    settings = PipelineSettings(lora_modules={"style": LoraSource(str(tmp_path))})
+    engine = Engine.load(plan(pipeline=settings))
+    made = engine.generate(parameters(lora=(STYLE,), num_inference_steps=1), Recorder())
+    assert made.warnings == ("lora: 'style': its folder has 2 files; a.safetensors was used",)
 
 
 @pytest.mark.parametrize("lora", [(STYLE,), (BOTH,), (WORDS,), (Lora("own"),), (STYLE, WORDS)])
@@ -172,9 +220,14 @@ def test_a_set_above_the_limit_is_loaded_all_the_same(folder: Path, parameters: 
     ("name", "says"),
     [
         ("torn", "'torn' could not be loaded: SafetensorError: "),
-        ("wide", "'wide' could not be loaded: "),
+        ("wide", "'wide' could not be loaded: RuntimeError: Error(s) in loading state_dict"),
+        ("wide", "torch.Size(["),
+        ("dora", "'dora' could not be loaded: it is a DoRA of PEFT, which is not supported"),
+        ("scaled", "it is a DoRA of another trainer than diffusers, which is not supported"),
+        ("loha", "'loha' could not be loaded: it is a LoHa, which is not supported; use a LoRA"),
+        ("mostly", "of its weights found no place in this model; use one of its family"),
         ("other", "'other' could not be loaded: "),
-        ("nothing", "there is no adapter 'nothing'; use both, other, own"),
+        ("nothing", "there is no adapter 'nothing'; use both, dora, loha"),
         ("../style", "there is no adapter '../style'; use both"),
     ],
 )

@@ -35,6 +35,7 @@ CALLS = {
     ("get", "/v1/videos/{request_id}/content"),
     ("delete", "/v1/videos/{request_id}"),
     ("get", "/v1/models"),
+    ("get", "/v1/models/{name}"),
     ("get", "/health"),
     ("get", "/ready"),
 }

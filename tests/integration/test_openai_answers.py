@@ -109,11 +109,50 @@ def test_urls_are_absolute_and_lead_to_the_files(api: Api, editing: PlayedReplic
     answer, request = served(
         api,
         editing,
-        post(api, "/v1/images/generations", prompt="a", response_format="url", size="auto"),
+        post(
+            api,
+            "/v1/images/generations",
+            prompt="a",
+            response_format="url",
+            size="",
+            model="",
+        ),
     )
     url = body_of(answer)["data"][0]["url"]
     assert url == f"http://localhost/v1/requests/{request.id}/outputs/0"
     assert api.get(url).data == PIXELS
+
+
+@pytest.mark.parametrize("lasts_s", [3600.0, -5.0])
+def test_with_a_key_urls_open_without_it_until_they_expire(
+    api_settings: Settings, open_api: Callable[[Settings], Api], lasts_s: float
+) -> None:
+    api = open_api(replace(api_settings, api_key="s3cret", signed_url_s=lasts_s))
+    api.start()
+    replica = api.replica().load()
+    key = {"Authorization": "Bearer s3cret"}
+    body = {"prompt": "a", "response_format": "url"}
+    answer, request = served(
+        api,
+        replica,
+        lambda: api.client.post("/v1/images/generations", json=body, headers=key),
+    )
+    url = body_of(answer)["data"][0]["url"]
+    fetched = api.get(url)
+    if lasts_s > 0:
+        assert fetched.data == PIXELS
+    else:
+        assert (fetched.status_code, error_of(fetched)["param"]) == (401, "expires")
+    for other in (
+        url.replace("/outputs/0", "/outputs/1"),
+        url.replace(f"/{request.id}/outputs/0", f"/{request.id}"),
+        url.replace("expires=", "expires=9"),
+        url[:-1],
+    ):
+        refused = api.get(other)
+        assert (refused.status_code, error_of(refused)["param"]) == (401, "signature")
+    assert api.delete(url.replace("/outputs/0", "")).status_code == 401
+    assert api.get(url, Authorization="Bearer s3cret").data == PIXELS
 
 
 def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
@@ -185,7 +224,7 @@ def test_chat(api: Api, editing: PlayedReplica) -> None:
         assert part["type"] == "image_url"
         assert part["image_url"]["url"] == data_url(PIXELS)
         assert part["peak_memory_mb"] == 300.0
-        assert set(part["stage_durations"]) == {"queued", "encode", "denoise", "decode"}
+        assert set(part["stage_durations"]) == {"queued", "encode", "denoise", "decode", "store"}
         assert all(type(value) is float for value in part["stage_durations"].values())
     for place in (body, body["usage"], body["metrics"]):
         assert place["peak_memory_mb"] == 300.0

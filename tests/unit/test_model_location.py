@@ -108,7 +108,9 @@ def test_a_file_of_weights_is_refused_with_where_it_belongs(
 
 def test_a_served_model_name_comes_first(tmp_path: Path) -> None:
     (only,) = load(tmp_path, changed("engine_args.served_model_name", "mine"))
-    assert only.model_name == "mine"
+    assert only.model_names == ("mine",)
+    (only,) = load(tmp_path, changed("engine_args.served_model_name", ["mine", "gpt", "mine"]))
+    assert (only.model_name, only.model_names) == ("mine", ("mine", "gpt"))
 
 
 def test_a_model_given_beside_the_file_replaces_that_of_the_only_stage(

@@ -28,6 +28,9 @@ from tests.unit.stage_files import changed, load, refusal, sole, stage
         ("engine_args.max_num_seqs", 0, "0 is out of range; give a whole number from 1 to 1024"),
         ("engine_args.served_model_name", "  ", "is empty; give text such as 'my-model', or leave"),
         ("engine_args.served_model_name", 3, "3 is not text; give text such as 'my-model'"),
+        ("engine_args.served_model_name", ["a", " "], "is empty; give text such as 'my-model'"),
+        ("engine_args.served_model_name", [["a"]], "is not text; give text such as 'my-model'"),
+        ("engine_args.served_model_name", [], "is an empty list; write at least one name"),
         ("engine_args.revision", "", "'' is empty; give text such as 'main', or leave the key out"),
         ("engine_args.parallel_config", 2, "2 is not a mapping"),
         (
@@ -176,8 +179,8 @@ def test_a_stage_that_is_not_diffusion(tmp_path: Path) -> None:
     path, message = sole(refusal(tmp_path, {"stages": [entry]}))
     assert path == "stages[0].stage_type"
     assert message == (
-        "'llm' is not supported: only diffusion stages are; remove the stage, or write "
-        "stage_type: diffusion for a diffusers pipeline"
+        "'llm' is not supported: only diffusion stages are; remove the stage, or "
+        "serve the file with vLLM-Omni"
     )
 
 
@@ -241,6 +244,11 @@ def test_two_stages_of_one_model_name(tmp_path: Path) -> None:
     named = stage("org/b", 1, engine_args={"served_model_name": "org/a"})
     path, _ = sole(refusal(tmp_path, {"stages": [stage("org/a", 0), named]}))
     assert path == "stages[1].engine_args.served_model_name"
+    aliased = stage("org/b", 1, engine_args={"served_model_name": ["org/b", "gpt"]})
+    others = stage("org/a", 0, engine_args={"served_model_name": ["org/a", "gpt"]})
+    path, message = sole(refusal(tmp_path, {"stages": [others, aliased]}))
+    assert path == "stages[1].engine_args.served_model_name"
+    assert "the name 'gpt', which stages[0] has" in message
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:

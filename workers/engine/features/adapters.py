@@ -16,12 +16,22 @@ from diffusers.loaders.lora_base import (
     enable_lora_for_text_encoder,
     set_adapters_for_text_encoder,
 )
+from peft.tuners.lora import LoraLayer
 
 from configs.errors import LoraLoadFailed, ModelLoadFailed
 from configs.parameters import Abilities, Lora
 from configs.stage_config import PipelineSettings
 from configs.stage_fields import LORA_NAME, LoraSource
 from workers.devices.chunk import denoisers
+from workers.engine.loading.adapter_files import (
+    ENDING,
+    PEFT_CONFIG,
+    PEFT_FILE,
+    USUAL_FILE,
+    AdapterFile,
+    UnreadableAdapter,
+    found_file,
+)
 from workers.engine.run import Feature, Parts, Run
 from workers.failures import is_out_of_memory, short_cause
 from workers.sharing.rendezvous import Rendezvous
@@ -29,11 +39,9 @@ from workers.sharing.rendezvous import Rendezvous
 _logger = logging.getLogger(__name__)
 
 
-_ENDING = ".safetensors"
-
-
-# The file that diffusers writes into a folder of its own for each adapter.
-_USUAL_FILE = "pytorch_lora_weights.safetensors"
+# The largest share of an adapter's weights that may find no place in the model: with less than half
+# of them the picture is another than the adapter was trained for.
+MOST_LOST = 0.5
 
 
 def adapter_sources(settings: PipelineSettings) -> Mapping[str, LoraSource]:
@@ -44,10 +52,12 @@ def adapter_sources(settings: PipelineSettings) -> Mapping[str, LoraSource]:
     """
     found = dict(settings.lora_modules)
     for path in sorted(Path(settings.lora_dir).iterdir()) if settings.lora_dir else ():
-        name = path.name.removesuffix(_ENDING)
-        if path.is_dir() and (path / _USUAL_FILE).is_file():
-            source = LoraSource(str(path), _USUAL_FILE)
-        elif path.suffix == _ENDING and path.is_file():
+        name = path.name.removesuffix(ENDING)
+        if path.is_dir() and (path / USUAL_FILE).is_file():
+            source = LoraSource(str(path), USUAL_FILE)
+        elif (path / PEFT_CONFIG).is_file() and (path / PEFT_FILE).is_file():
+            source = LoraSource(str(path), PEFT_FILE)
+        elif path.suffix == ENDING and path.is_file():
             source = LoraSource(str(path.parent), path.name)
         else:
             continue
@@ -80,19 +90,27 @@ class AdaptedParts:
             if name.startswith("text_encoder") and isinstance(part, torch.nn.Module)
         ]
 
-    def put_in(self, source: LoraSource, name: str) -> bool:
-        """Load an adapter under a name that PEFT has never had; False where it changes no part.
+    def put_in(self, source: LoraSource, name: str) -> tuple[str, ...]:
+        """Load an adapter under a name that PEFT has never had; return what is to be said of it.
 
         Raises:
+            UnreadableAdapter: It changes no part, too little of one, or is of another kind.
             Exception: Whatever diffusers raises where it cannot be read or does not fit; some of
                 it may be in by then.
         """
         self._text_active = None
+        file = found_file(source)
         options = {"weight_name": source.weight_name, "revision": source.revision}
+        weights: Any = source.path
+        if file is not None:
+            file.refuse_foreign()
+            options["weight_name"] = file.path.name
         # Layers that are made in inference mode stay so, which quantized weights cannot be in.
         with _quiet(), torch.inference_mode(mode=False), torch.no_grad():
+            if file is not None and file.peft is not None:
+                weights = file.weights(next(iter(denoisers(self._pipe))))
             self._pipe.load_lora_weights(
-                source.path,
+                weights,
                 adapter_name=name,
                 local_files_only=source.is_local,
                 use_safetensors=True,
@@ -101,7 +119,25 @@ class AdaptedParts:
         changed = [part for part in self._all() if _knows(part, name)]
         for part in changed:
             part.eval()  # its new layers are not
-        return bool(changed)
+        if not changed:
+            raise UnreadableAdapter("it changes no part of this model")
+        return () if file is None else tuple(self._said_of(file, name))
+
+    def _said_of(self, file: AdapterFile, name: str) -> Iterator[str]:
+        """Yield sentences on what of a file found no place; refuse one that lost too much."""
+        whole = file.up_elements
+        placed = sum(_up_elements(part, name) for part in self._all() if _knows(part, name))
+        lost = max(1 - placed / whole, 0.0) if whole else 0.0
+        if lost > MOST_LOST:
+            raise UnreadableAdapter(
+                f"{lost:.0%} of its weights found no place in this model; use one of its family"
+            )
+        if file.others:
+            yield f"its folder has {file.others + 1} files; {file.path.name} was used"
+        if file.changes_text and not self.changes_text(name):
+            yield "its part for a text encoder was left out: this family takes none"
+        if lost > 0:
+            yield f"{max(lost, 0.01):.0%} of its weights found no place in this model"
 
     def take_out(self, name: str) -> None:
         """Remove all that is there of an adapter."""
@@ -152,6 +188,16 @@ def _knows(part: Any, name: str) -> bool:
     return name in (getattr(part, "peft_config", None) or {})
 
 
+def _up_elements(part: Any, name: str) -> int:
+    """Numbers in the matrices of an adapter that lead back to the layers of a part."""
+    found = [
+        layer.lora_B[name].get_parameter("weight")
+        for layer in part.modules()
+        if isinstance(layer, LoraLayer) and name in layer.lora_B
+    ]
+    return sum(each.numel() for each in found)
+
+
 def _of(part: Any, active: Scaled) -> tuple[list[str], list[float]]:
     """Those of `active` that change `part`: their names, and their scales."""
     here = [(name, scale) for name, scale in active if _knows(part, name)]
@@ -175,6 +221,7 @@ class _Loaded:
     """An adapter that is in the modules, under a name that PEFT has never had before."""
 
     peft_name: str
+    said: tuple[str, ...] = ()
     users: int = 0
 
 
@@ -256,6 +303,8 @@ class Adapters(Feature):
         for each, entry in zip(wanted, used, strict=True):
             self._loaded.move_to_end(each.name)
             entry.users += 1
+            for slot in run.slots:
+                slot.warnings += [f"lora: {each.name!r}: {sentence}" for sentence in entry.said]
         try:
             self._parts.set_text_encoders(self._scaled(wanted))
             if self._rendezvous is None and self._denoisers_set_to != wanted:
@@ -294,14 +343,15 @@ class Adapters(Feature):
             raise LoraLoadFailed(f"lora: there is no adapter {name!r}; use {', '.join(self.names)}")
         peft_name = f"adapter{next(self._numbers)}"
         try:
-            fits = self._parts.put_in(source, peft_name)
-            reason = None if fits else "it changes no part of this model"
+            said, reason = self._parts.put_in(source, peft_name), None
+        except UnreadableAdapter as error:
+            said, reason = (), str(error)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             _logger.exception("adapter %s could not be loaded", name)
-            reason = short_cause(error)
+            said, reason = (), short_cause(error)
         if reason is not None:
             self._parts.take_out(peft_name)
             raise LoraLoadFailed(f"lora: {name!r} could not be loaded: {reason}")
-        self._loaded[name] = _Loaded(peft_name)
+        self._loaded[name] = _Loaded(peft_name, said)
