@@ -28,10 +28,11 @@ from api.http.fields import (
 from api.http.sse import event_response
 from api.models.catalog import ServedModel
 from api.openai.chat_stream import CHUNK_CONTENT, chunks
-from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
+from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.images import KEY_OF_HELD_CALL, data_url_of
 from api.openai.objects import Answered, Measurements, MetricsSchema, durations, itself, memory
 from api.openai.sync import awaited
+from api.openai.tolerance import IgnoredField
 from api.service import Service
 from configs.errors import FieldError
 from configs.fields import Flag, Number

@@ -17,7 +17,7 @@ from api.http.call import idempotency_key, key_parameter
 from api.http.fields import ImageField, ImagesField, described
 from api.http.sse import EVENT_CONTENT, event_response
 from api.models.catalog import ServedModel
-from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
+from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.image_stream import ImageStream
 from api.openai.objects import ImagesAnswerSchema, Measurements, ShownImage, ShownImages
 from api.openai.sync import AwaitedRequest, awaited
@@ -79,7 +79,11 @@ class GenerationsSchema(OpenAISchema):
 class EditsSchema(GenerationsSchema):
     """The body of `POST /v1/images/edits`, beside all fields of a native request."""
 
-    aliases: ClassVar[Mapping[str, str]] = {**GenerationsSchema.aliases, "mask": "mask_image"}
+    aliases: ClassVar[Mapping[str, str]] = {
+        **GenerationsSchema.aliases,
+        "mask": "mask_image",
+        "url": "image",
+    }
     event_kind: ClassVar[str] = "image_edit"
 
     image = ImagesField(
@@ -88,13 +92,12 @@ class EditsSchema(GenerationsSchema):
             anyOf=IMAGE_FORMS,
         )
     )
+    url = ImagesField(
+        metadata=described("The same as `image`, as data URLs.", anyOf=IMAGE_FORMS),
+    )
     mask = ImageField(
         metadata=described("What to paint anew is transparent or white in it.", type="string"),
     )
-    input_fidelity = IgnoredField()
-    bot_task = IgnoredField()
-    sys_type = IgnoredField()
-    system_prompt = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Ask for a picture: without one there is nothing to edit."""

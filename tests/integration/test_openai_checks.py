@@ -63,7 +63,7 @@ def call(api: Api, route: str, **fields: Any) -> TestResponse:
         ("guidance_scale", -1),
         ("seed", -1),
         ("width", 2**20),
-        ("width", 63),
+        ("width", 0),  # 63 is rounded here and refused natively: test_openai_tolerance
         ("size", "65536x65536"),
         ("size", "large"),
         ("model", "another"),
