@@ -114,6 +114,9 @@ class Parameters:
         "Last layers of the text encoder that are left out, beyond what the pipeline leaves out.",
         low=0, high=100, unit="layers", ability="clip_skip", off=(0,), argument=True,
         stage_default=True)] = None
+    prompt_weighting: Annotated[bool, Parameter(
+        "Reads `(word:1.3)` in prompts as a weight of the word; else it is text.",
+        ability="prompt_weighting", stage_default=True)] = False
     max_sequence_length: Annotated[int | None, Parameter(
         "Most tokens of a prompt that the model reads.",
         low=1, high=100_000, unit="tokens", ability="max_sequence_length", argument=True,
@@ -239,6 +242,7 @@ class Abilities:
         guidance_scale: Whether the pipeline supports one.
         guidance_scale_2: Whether a second denoiser has a weight of its own (Wan 2.2).
         guidance_rescale: Whether the pipeline supports it.
+        prompt_weighting: Whether words of its prompts may be weighed.
         clip_skip: Most layers; 0 where the pipeline supports none.
         max_sequence_length: Most tokens; 0 where the pipeline supports none.
         padding_mask_crop: Whether inpainting supports it.
@@ -280,6 +284,7 @@ class Abilities:
     default_negative_prompt: str | None = None
     guidance_scale_2: bool = False
     guidance_rescale: bool = False
+    prompt_weighting: bool = False
     clip_skip: int = 0
     max_sequence_length: int = 0
     padding_mask_crop: bool = False

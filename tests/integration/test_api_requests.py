@@ -67,6 +67,7 @@ def test_a_submit_is_accepted_with_all_its_parameters(api: Api, replica: PlayedR
         "guidance_scale_2": None,
         "guidance_rescale": None,
         "clip_skip": None,
+        "prompt_weighting": False,
         "max_sequence_length": None,
         "num_outputs_per_prompt": 1,
         "scheduler": None,
