@@ -36,7 +36,8 @@ class ShownChat(Answered):
 
 def _markdown(part: ShownPart) -> str:
     # A video cannot be shown in Markdown, only linked.
-    return f"![image]({part.url})" if part.type == "image_url" else f"[video]({part.url})"
+    mark = "!" if part.type == "image_url" else ""
+    return f"{mark}[seed {part.seed}]({part.url})"
 
 
 def _words(chat: ShownChat) -> int:

@@ -15,7 +15,7 @@ from routing.request import Request
 
 _ANSWER: Final = ChatAnswerSchema()
 # What the answer of a call that waits says of all its outputs stands in the last chunk.
-_AT_THE_END: Final = ("metrics", "stage_durations", "peak_memory_mb", "warnings")
+_AT_THE_END: Final = ("usage", "metrics", "stage_durations", "peak_memory_mb", "warnings")
 
 
 class ChatStream:

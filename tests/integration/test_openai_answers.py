@@ -337,10 +337,10 @@ def test_a_closing_api_lets_go_and_cancels(api: Api, editing: PlayedReplica) -> 
 
 
 def test_a_chat_in_markdown(api: Api, editing: PlayedReplica) -> None:
-    call = post(api, "/v1/chat/completions", messages=USER, content_format="markdown", n=2)
+    call = post(api, "/v1/chat/completions", messages=USER, content_format="markdown", n=2, seed=5)
     answer, _ = served(api, editing, call)
     content = body_of(answer)["choices"][0]["message"]["content"]
-    assert content == "\n\n".join([f"![image]({data_url(PIXELS)})"] * 2)
+    assert content == f"![seed 5]({data_url(PIXELS)})\n\n![seed 6]({data_url(PIXELS)})"
 
 
 def test_an_edit_in_json(api: Api, editing: PlayedReplica) -> None:

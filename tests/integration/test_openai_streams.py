@@ -15,7 +15,7 @@ from routing.replica import ReplicaState
 from routing.request import Request, Status
 from tests.integration.api_world import ABILITIES, PIXELS, Api, PlayedReplica, error_of
 from tests.integration.event_reader import EventReader, reading
-from tests.pictures import picture
+from tests.pictures import data_url, picture
 from tests.waiting import wait_until
 
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
@@ -193,7 +193,13 @@ def chatting(api: Api, **fields: Any) -> Iterator[EventReader]:
 
 
 def test_a_chat_streams_its_picture_in_a_chunk_at_the_end(api: Api, showing: PlayedReplica) -> None:
-    wanted = {"partial_images": 1, "stream_options": {"include_usage": True}, "store": False}
+    wanted = {
+        "partial_images": 1,
+        "stream_options": {"include_usage": True},
+        "store": False,
+        "n": 2,
+    }
+    wanted |= {"n": 2, "seed": 5}
     with chatting(api, **wanted) as events:
         first = events.next().data
         request = showing.claim()
@@ -217,14 +223,15 @@ def test_a_chat_streams_its_picture_in_a_chunk_at_the_end(api: Api, showing: Pla
         }
     }
     (choice,) = picture_chunk["choices"]
-    encoded = base64.b64encode(PIXELS).decode()
-    assert choice["delta"] == {"content": f"![image](data:image/png;base64,{encoded})"}
+    url = data_url(PIXELS)
+    assert choice["delta"] == {"content": f"![seed 5]({url})\n\n![seed 6]({url})"}
     assert choice["finish_reason"] is None
     assert end["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
     assert end["stage_durations"]["denoise"] == 0.5
     assert end["warnings"] == ["store has no meaning here and was ignored"]
     assert usage["choices"] == []
-    assert usage["usage"]["completion_tokens"] == 1
+    assert usage["usage"] == end["usage"]
+    assert usage["usage"]["completion_tokens"] == 2
 
 
 def test_an_error_in_a_chat_is_an_event_without_a_name(api: Api, showing: PlayedReplica) -> None:
