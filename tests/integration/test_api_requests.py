@@ -64,6 +64,7 @@ def test_a_submit_is_accepted_with_all_its_parameters(api: Api, replica: PlayedR
         "negative_prompt": None,
         "guidance_scale": 3.0,
         "true_cfg_scale": None,
+        "guidance_scale_2": None,
         "guidance_rescale": None,
         "clip_skip": None,
         "prompt_weighting": False,

@@ -91,6 +91,7 @@ def test_what_is_out_of_range_is_not_rounded(api: Api, fields: dict[str, Any]) -
         ({"boundary_ratio": "0.875"}, ["boundary_ratio"]),
         ({"extra_params": {}}, []),
         ({"extra_params": {"sample_solver": "unipc"}}, ["extra_params"]),
+        ({"guidance_scale_2": "4.0"}, ["guidance_scale_2"]),
         ({"true_cfg_scale": 4.0}, ["true_cfg_scale"]),
         ({"true_cfg_scale": 1.0}, []),
         ({"strength": 0.5}, ["strength"]),
