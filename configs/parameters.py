@@ -102,6 +102,10 @@ class Parameters:
         "Weight of the prompt for guidance-distilled families that support a true one too.",
         low=0, high=100, unit="guidance scale", ability="true_cfg_scale", off=(0, 1), argument=True,
         default="default_true_cfg_scale", stage_default=True, editable=Editable.RUNNING)] = None
+    guidance_scale_2: Annotated[float | None, Parameter(
+        "Weight of the prompt in the low-noise half; `guidance_scale` where none is given.",
+        low=0, high=100, unit="guidance scale", ability="guidance_scale_2", argument=True,
+        stage_default=True)] = None
     guidance_rescale: Annotated[float | None, Parameter(
         "Share of guidance's gain in contrast that is taken back (Lin et al. 2023).",
         low=0, high=1, unit="share", ability="guidance_rescale", off=(0,), argument=True,
@@ -110,6 +114,9 @@ class Parameters:
         "Last layers of the text encoder that are left out, beyond what the pipeline leaves out.",
         low=0, high=100, unit="layers", ability="clip_skip", off=(0,), argument=True,
         stage_default=True)] = None
+    prompt_weighting: Annotated[bool, Parameter(
+        "Reads `(word:1.3)` in prompts as a weight of the word; else it is text.",
+        ability="prompt_weighting", stage_default=True)] = False
     max_sequence_length: Annotated[int | None, Parameter(
         "Most tokens of a prompt that the model reads.",
         low=1, high=100_000, unit="tokens", ability="max_sequence_length", argument=True,
@@ -233,7 +240,9 @@ class Abilities:
         default_true_cfg_scale: None where the pipeline supports none.
         default_negative_prompt: None where requests that name none get none.
         guidance_scale: Whether the pipeline supports one.
+        guidance_scale_2: Whether a second denoiser has a weight of its own (Wan 2.2).
         guidance_rescale: Whether the pipeline supports it.
+        prompt_weighting: Whether words of its prompts may be weighed.
         clip_skip: Most layers; 0 where the pipeline supports none.
         max_sequence_length: Most tokens; 0 where the pipeline supports none.
         padding_mask_crop: Whether inpainting supports it.
@@ -273,7 +282,9 @@ class Abilities:
     true_cfg_scale: bool = False
     default_true_cfg_scale: float | None = None
     default_negative_prompt: str | None = None
+    guidance_scale_2: bool = False
     guidance_rescale: bool = False
+    prompt_weighting: bool = False
     clip_skip: int = 0
     max_sequence_length: int = 0
     padding_mask_crop: bool = False

@@ -113,6 +113,7 @@ class Settings:
         replica_offset: Number of this host's first replica.
         cpu_devices: CPU devices, spread over the cores; 0 for one on each core.
         api_key: Key that calls must bring; empty for a service open to whoever reaches it.
+        signed_url_s: How long an address of `response_format: url` opens without the key.
         api_host: Address the API listens on.
         api_port: TCP port of the API.
         api_workers: Number of API processes.
@@ -159,6 +160,7 @@ class Settings:
     replica_offset: Annotated[int, _whole(0, 1_000_000, "replicas")] = 0
     cpu_devices: Annotated[int, _whole(0, 1024, "devices")] = 0
     api_key: Annotated[str, fields.String()] = field(default="", repr=False)
+    signed_url_s: Annotated[float, _seconds(1, _YEAR_S)] = 3600.0
     api_host: Annotated[str, fields.String()] = "127.0.0.1"
     api_port: Annotated[int, _whole(1, 65_535, "TCP port")] = 8099
     api_workers: Annotated[int, _whole(1, 1024, "processes")] = 2

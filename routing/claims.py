@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from redis import Redis
@@ -126,6 +126,10 @@ class Claims:
 
         Nor where it was told to stop: then it is canceled, and its files are to be removed.
         """
+        if request.warnings:
+            # What was said at submit stays said.
+            said = dict.fromkeys((*request.warnings, *outcome.warnings))
+            outcome = replace(outcome, warnings=tuple(said))
         return Finished(
             self._scripts.call(
                 "finish",

@@ -31,6 +31,8 @@ class Family:
         prompt_tokens: Tokens of a prompt, where the code of the pipeline alone says so.
         most_sequence: The most that `check_inputs` lets `max_sequence_length` be; other families
             are held to the default of their call.
+        weighs_prompt: `encode_prompt` returns one row for each token of `tokenizer`, first for the
+            prompt and then for the negative one.
         counts_chat_template: Writes the prompt into a chat and cuts that, so what stands before
             the prompt counts; others allow for what they add.
         patches_per_token: Patches along a side of the picture that the pipeline checks for beyond
@@ -55,6 +57,7 @@ class Family:
     max_images: int = 1
     prompt_tokens: int | None = None
     most_sequence: int | None = None
+    weighs_prompt: bool = False
     counts_chat_template: bool = False
     patches_per_token: int = 1
     size_in_pixels: bool = False
@@ -108,6 +111,8 @@ FAMILIES = (
     # The model card says one to three.
     Family("QwenImageEditPlusPipeline", max_images=3, most_sequence=1024),
     Family("SkyReels", fps=24.0),
+    # CLIP's tokens are the rows of what `encode_prompt` returns.
+    Family("StableDiffusion", weighs_prompt=True),
     # pipeline_stable_diffusion_3.py: "`max_sequence_length` cannot be greater than 512".
     Family("StableDiffusion3", most_sequence=512),
     # pipeline_stable_diffusion_instruct_pix2pix.py: `height, width = image_latents.shape[-2:]`.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from flask import g
+from flask import Response, g
 from flask_smorest import Blueprint
 from marshmallow import ValidationError, fields, missing
 
@@ -24,14 +25,17 @@ from api.http.fields import (
     texts,
     whole,
 )
+from api.http.sse import event_response
 from api.models.catalog import ServedModel
-from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
+from api.openai.chat_stream import CHUNK_CONTENT, chunks
+from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.images import KEY_OF_HELD_CALL, data_url_of
 from api.openai.objects import Answered, Measurements, MetricsSchema, durations, itself, memory
 from api.openai.sync import awaited
+from api.openai.tolerance import IgnoredField
 from api.service import Service
 from configs.errors import FieldError
-from configs.fields import Number
+from configs.fields import Flag, Number
 from configs.parameters import TASKS
 from routing.request import Request
 
@@ -71,6 +75,8 @@ def _read(content: Any, texts: list[str], images: list[bytes]) -> None:
         match part:
             case str(text) | {"type": "text" | "input_text", "text": str(text)}:
                 texts.append(text)
+            case {"text": str(text)} if "type" not in part:
+                texts.append(text)
             case {"type": "image_url", "image_url": {"url": str(url)}}:
                 images.append(_decoded(url))
             case {"type": "image_url" | "input_image", "image_url": str(url)}:
@@ -94,6 +100,31 @@ def _decoded(url: str) -> bytes:
         raise ValidationError(f"has an image that {wrong}") from None
 
 
+_WITHOUT_A_MEANING: Final = (
+    "modalities",
+    "stream_options",
+    "response_format",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "frequency_penalty",
+    "presence_penalty",
+    "stop",
+    "store",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "service_tier",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "reasoning_effort",
+    "verbosity",
+    "prompt_cache_key",
+)
+
+
 class ChatSchema(OpenAISchema):
     """The body of `POST /v1/chat/completions`; all fields of a native request may stand beside."""
 
@@ -101,6 +132,9 @@ class ChatSchema(OpenAISchema):
         """What the messages say is not said again."""
 
         exclude = ("prompt", "image")
+        include: ClassVar[Mapping[str, fields.Field[Any]]] = {
+            name: IgnoredField() for name in _WITHOUT_A_MEANING
+        }
 
     tasks: ClassVar[frozenset[str]] = frozenset(TASKS)
     product: ClassVar[str] = "pictures or videos"
@@ -122,16 +156,11 @@ class ChatSchema(OpenAISchema):
         ),
     )
     cfg_scale = Number(metadata=described("The same as true_cfg_scale.", minimum=0))
-    modalities = IgnoredField()
-    stream_options = IgnoredField()
-    response_format = IgnoredField()
-    temperature = IgnoredField()
-    top_p = IgnoredField()
-    max_tokens = IgnoredField()
-    max_completion_tokens = IgnoredField()
-    frequency_penalty = IgnoredField()
-    presence_penalty = IgnoredField()
-    stop = IgnoredField()
+    stream = Flag(
+        metadata=described(
+            "Answer with chunks, of which one brings the pictures as Markdown.", default=False
+        )
+    )
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Take prompt and pictures out of the messages."""
@@ -227,20 +256,44 @@ class ChatAnswerSchema(AnswerSchema):
     warnings = texts("What was ignored, one sentence each.")
 
 
+# What the chunks of a stream have of the answer that is no stream.
+_IN_EACH_CHUNK: Final = ChatAnswerSchema(exclude=("object", "choices"))
+
+
 blueprint = Blueprint("chat", __name__, description="Pictures and videos as a chat.")
 
 
 @blueprint.route("/v1/chat/completions", methods=["POST"])
-@blueprint.doc(requestBody=body_content(ChatSchema, JSON), parameters=[KEY_OF_HELD_CALL])
+@blueprint.doc(
+    requestBody=body_content(ChatSchema, JSON),
+    parameters=[KEY_OF_HELD_CALL],
+    responses={200: {"description": "What was made.", "content": CHUNK_CONTENT}},
+)
 @blueprint.response(200, ChatAnswerSchema)
-def completions() -> ShownChat:
+def completions() -> ShownChat | Response:
     """Make what the user asks for and wait; a client that closes the connection cancels."""
     service: Service = g.service
     key = idempotency_key()
     body = read_openai_body(_CHAT, service.catalog)
-    with awaited(service, body, _CHAT, key) as waiting:
-        request = waiting.until_success()
-    return _answer(service, request, _CHAT.ignored(waiting.given))
+    with ExitStack() as stack:
+        waiting = stack.enter_context(awaited(service, body, _CHAT, key))
+        ignored = _CHAT.ignored(waiting.given)
+        if not waiting.given.get("stream"):
+            return _answer(service, waiting.until_success(), ignored)
+        if waiting.look(0):
+            waiting.until_success()  # what has ended already need not be told by a chunk
+
+        def completed(request: Request) -> tuple[str, dict[str, Any]]:
+            shown = _answer(service, request, ignored)
+            return "\n\n".join(map(_markdown, shown.parts)), _IN_EACH_CHUNK.dump(shown)
+
+        # The request is watched for as long as the client reads, and canceled when it has gone.
+        return event_response(chunks(waiting, completed), stack.pop_all().close)
+
+
+def _markdown(part: ShownPart) -> str:
+    mark = "!" if part.type == "image_url" else ""
+    return f"{mark}[seed {part.seed}]({part.url})"
 
 
 def _answer(service: Service, request: Request, ignored: list[str]) -> ShownChat:

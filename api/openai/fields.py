@@ -15,23 +15,17 @@ from marshmallow import ValidationError, fields
 from api.http.body import read_body
 from api.http.fields import MAX_NAME, SizeField, described
 from api.models.catalog import Catalog, ServedModel
+from api.openai.tolerance import KNOWN, IgnoredField, tolerate
 from api.requests.checks import picked_task
 from api.requests.schema import RequestBodySchema
 from configs.errors import FieldError, InvalidRequest, MalformedRequest
 from configs.fields import Flag, OneOf, Text, Whole
 from configs.parameters import OUTPUT_FORMATS
+from configs.settings import Settings
 
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"
 _EMPTY_MEANS_NONE: Final = frozenset({"model", "size"})
-
-
-class IgnoredField(fields.Raw):
-    """A field without a meaning here; the answer's `warnings` name it."""
-
-    def __init__(self) -> None:
-        """Take any value."""
-        super().__init__(metadata=described("Accepted and ignored; the answer's warnings say so."))
 
 
 class AutoSizeField(SizeField):
@@ -63,6 +57,11 @@ class NoStreamField(Flag):
 class OpenAISchema(RequestBodySchema):
     """A native request with the names that OpenAI's clients use."""
 
+    class Meta(RequestBodySchema.Meta):
+        """What others know and no request has."""
+
+        include: ClassVar[Mapping[str, fields.Field[Any]]] = KNOWN
+
     aliases: ClassVar[Mapping[str, str]] = {"n": "num_outputs_per_prompt"}
     tasks: ClassVar[frozenset[str]]
     product: ClassVar[str]
@@ -77,13 +76,6 @@ class OpenAISchema(RequestBodySchema):
     output_format = FormatField(*OUTPUT_FORMATS, "jpg", metadata=described("File format."))
     stream: Flag = NoStreamField(metadata=described("Only false."))
     user = fields.Raw(metadata=described("Whose request it is, as `client` of a native one."))
-    safety_identifier = IgnoredField()
-    quality = IgnoredField()
-    style = IgnoredField()
-    moderation = IgnoredField()
-    generator_device = IgnoredField()
-    vae_use_slicing = IgnoredField()
-    vae_use_tiling = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Keep the task among those that make what the call answers with."""
@@ -104,13 +96,20 @@ class OpenAISchema(RequestBodySchema):
             return [FieldError("task", f"{task} makes no {self.product}")]
         return []
 
-    def ignored(self, given: Mapping[str, Any]) -> list[str]:
-        """Return one sentence for each field that was given and has no meaning here."""
-        return [
-            f"{name} has no meaning here and was ignored"
+    def tolerate(self, given: dict[str, Any], model: ServedModel, settings: Settings) -> list[str]:
+        """Accept what cannot do harm; return one sentence for each such field."""
+        said = [
+            field.sentence(name, given[name], model.abilities)
             for name, field in self.fields.items()
             if isinstance(field, IgnoredField) and name in given
         ]
+        if given.get("task") in model.abilities.tasks:
+            said += tolerate(given, model, settings)
+        return [sentence for sentence in said if sentence]
+
+    def ignored(self, given: Mapping[str, Any]) -> list[str]:
+        """Return one sentence for each field of the call itself that had no meaning."""
+        return []
 
 
 def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from flask import Response, g
 from flask import request as call
 from flask_smorest import Blueprint
 
+from api.auth import signed
 from api.http.body import JSON, body_content
 from api.http.call import idempotency_key, key_parameter
 from api.http.fields import ImageField, ImagesField, described
 from api.http.sse import EVENT_CONTENT, event_response
 from api.models.catalog import ServedModel
-from api.openai.fields import IgnoredField, OpenAISchema, read_openai_body
+from api.openai.fields import OpenAISchema, read_openai_body
 from api.openai.image_stream import ImageStream
 from api.openai.objects import ImagesAnswerSchema, Measurements, ShownImage, ShownImages
 from api.openai.sync import AwaitedRequest, awaited
@@ -27,6 +28,7 @@ from api.service import Service
 from configs.errors import FieldError, NotFound
 from configs.fields import Flag, OneOf, Whole
 from configs.parameters import IMAGE_TASKS
+from configs.settings import Settings
 from routing.request import Request
 
 BASE64: Final = "b64_json"
@@ -77,7 +79,11 @@ class GenerationsSchema(OpenAISchema):
 class EditsSchema(GenerationsSchema):
     """The body of `POST /v1/images/edits`, beside all fields of a native request."""
 
-    aliases: ClassVar[Mapping[str, str]] = {**GenerationsSchema.aliases, "mask": "mask_image"}
+    aliases: ClassVar[Mapping[str, str]] = {
+        **GenerationsSchema.aliases,
+        "mask": "mask_image",
+        "url": "image",
+    }
     event_kind: ClassVar[str] = "image_edit"
 
     image = ImagesField(
@@ -86,16 +92,27 @@ class EditsSchema(GenerationsSchema):
             anyOf=IMAGE_FORMS,
         )
     )
+    url = ImagesField(
+        metadata=described("The same as `image`, as data URLs.", anyOf=IMAGE_FORMS),
+    )
+    images = ImagesField(
+        metadata=described(
+            "The same as image, in JSON: objects with a data URL as `image_url`.",
+            type="array",
+            items={"type": "object", "properties": {"image_url": {"type": "string"}}},
+        )
+    )
     mask = ImageField(
         metadata=described("What to paint anew is transparent or white in it.", type="string"),
     )
-    input_fidelity = IgnoredField()
-    bot_task = IgnoredField()
-    sys_type = IgnoredField()
-    system_prompt = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Ask for a picture: without one there is nothing to edit."""
+        if "images" in given:
+            pictures = given.pop("images")
+            if "image" in given:
+                return [FieldError("images", "stands beside image; keep one of the two")]
+            given["image"] = pictures
         details = super().adapt(given, model)
         if not given.get("image") and not details:
             details.append(FieldError("image", "is missing; send the picture to edit", "missing"))
@@ -149,9 +166,13 @@ def data_url_of(service: Service, request: Request, index: int) -> str:
     return f"data:{media_type};base64,{base64_of(service, request, index)}"
 
 
-def absolute_url(request: Request, index: int) -> str:
-    """Return where output `index` can be fetched, with the host that the client called."""
-    return f"{call.host_url.rstrip('/')}{request_url(request.id)}/outputs/{index}"
+def absolute_url(request: Request, index: int, settings: Settings) -> str:
+    """Return where output `index` can be fetched, with the host that the client called.
+
+    Where the service asks for a key, the address is signed, and opens without it for a while.
+    """
+    path = signed(f"{request_url(request.id)}/outputs/{index}", settings)
+    return f"{call.host_url.rstrip('/')}{path}"
 
 
 KEY_OF_HELD_CALL: Final = key_parameter(", which a client that goes does not cancel")
@@ -231,7 +252,7 @@ def _answer(
         ShownImage(
             output.seed,
             None if as_url else base64_of(service, request, index),
-            absolute_url(request, index) if as_url else None,
+            absolute_url(request, index, service.settings) if as_url else None,
         )
         for index, output in enumerate(request.outputs)
     ]

@@ -90,7 +90,12 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
         values["seed"] = secrets.randbelow(_DRAWN_SEEDS)
     if given.get("image") and "width" not in given and "height" not in given:
         values["width"], values["height"] = _size_of_image(given, model, settings)
-    if values["output_format"] not in _COMPRESSED and "output_compression" not in given:
+    if values.get("strength") and "strength" not in given:
+        # A default is not to leave a request without a step.
+        least = min(1.0, math.nextafter(1 / max(1, values["num_inference_steps"]), 2))
+        values["strength"] = max(values["strength"], least)
+    # 100 is the best quality, which the others have anyway; OpenAI's clients send it with png.
+    if values["output_format"] not in _COMPRESSED and given.get("output_compression", 100) == 100:
         values.pop("output_compression", None)
     return values
 

@@ -36,6 +36,7 @@ from configs.fields import (
     nearest,
 )
 from configs.parameters import PARAMETERS
+from configs.settings import Settings
 from routing.request import DEFAULT_PRIORITY, WEBHOOK_EVENTS, Priority, Status
 
 _MAX_SECONDS: Final = 31_536_000
@@ -177,6 +178,10 @@ class RequestBodySchema(_GenerationSchema):
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Make the fields of a dialect into those of a request; return what is wrong with them."""
+        return []
+
+    def tolerate(self, given: dict[str, Any], model: ServedModel, settings: Settings) -> list[str]:
+        """Accept what cannot do harm; return one sentence for each. A native body has none."""
         return []
 
 

@@ -19,6 +19,7 @@ from api.requests.checks import (
     webhook_errors,
 )
 from api.requests.inputs import NO_INPUTS, InputFiles
+from api.requests.notices import notices
 from api.requests.schema import BODY, EDIT, RequestBodySchema, unknown_fields
 from api.service import Service
 from configs.errors import FieldError, InvalidRequest
@@ -93,20 +94,23 @@ def _read(
         ]
         wrong = _names(details)
         details += [fault for fault in schema.adapt(given, model) if fault.param not in wrong]
+    said = schema.tolerate(given, model, settings)
     inputs = NO_INPUTS
     if not _INPUTS.isdisjoint(given):
         inputs = _inputs(given, request_id, model, settings, details)
+    parameters = _checked({}, given, inputs, model, settings, details, schema)
     submission = Submission(
         id=request_id,
         stage=model.stage,
         model=model.name,
-        parameters=_checked({}, given, inputs, model, settings, details, schema),
+        parameters=parameters,
         priority=Priority(given.get("priority", DEFAULT_PRIORITY)),
         expires_in=given.get("expires_in"),
         timeout=given.get("timeout"),
         metadata=given.get("metadata", {}),
         webhook=_webhook(given["webhook"]) if given.get("webhook") else None,
         affinity_key=given.get("affinity_key", ""),
+        warnings=(*said, *notices(given, parameters, model)),
         client=given.get("client", ""),
     )
     return submission, inputs, given

@@ -71,6 +71,7 @@ def test_a_hit_has_the_bytes_of_a_miss_and_of_no_cache(
         {"num_outputs_per_prompt": 2},
         {"guidance_scale": 0.0},
         {"clip_skip": 1},
+        {"prompt_weighting": True},
         {"lora": (Lora("words"),)},
         {"lora": (Lora("words", 0.5),)},
     ],
@@ -87,6 +88,44 @@ def test_another_encoding_is_made_anew(
         assert first == made(uncached, parameters(**{**asked, **change}))
     assert made(cached, parameters(**{**asked, **change})) == first
     assert counted(cached) == (hits + 1, misses + 1)
+
+
+def test_words_are_weighed_where_that_is_asked_for(cached: Engine, parameters: MakeParameters):
+    def drawn(prompt: str, **more: Any) -> bytes:
+        usual = {"num_inference_steps": 2, "prompt_weighting": True}
+        return made(cached, parameters(prompt=prompt, **{**usual, **more}))
+
+    plain = drawn("a white ring")
+    assert plain == drawn("a white ring", prompt_weighting=False)
+    assert plain == drawn("a (white:1.0) ring")
+    weighed = drawn("a (white:1.6) ring")
+    assert len({plain, weighed, drawn("a (white:0.2) ring")}) == 3
+    assert weighed != drawn("a (white:1.6) ring", prompt_weighting=False)
+    assert weighed == drawn("a (white:1.6) ring")
+    assert weighed != drawn("a (white:1.6) ring", clip_skip=1)
+    assert weighed != drawn("a (white:1.6) ring", negative_prompt="(blue:1.5)")
+
+
+def test_a_weight_moves_the_tokens_of_its_word_alone(tmp_path: Path, parameters: MakeParameters):
+    """Of the right output too, where a call makes several; with the two encoders of SDXL."""
+    engine = Engine.load(plan(save_family("stable_diffusion_xl", tmp_path)))
+    seen: list[torch.Tensor] = []
+
+    def look(_module: Any, _args: Any, named: dict[str, Any]) -> None:
+        seen.append(named["encoder_hidden_states"].clone())
+
+    engine.pipe.unet.register_forward_pre_hook(look, with_kwargs=True)
+    asked = {"width": 32, "height": 32, "num_inference_steps": 1, "num_outputs_per_prompt": 2}
+    for prompt in ("a white ring", "a (white:1.5) ring", "(a white ring:1.0)"):
+        engine.generate(parameters(prompt=prompt, prompt_weighting=True, **asked), Recorder())
+    plain, weighed, same = (each.chunk(2)[1] for each in seen)
+    assert torch.equal(plain, same)
+    moved = (plain != weighed).flatten(2).any(-1)
+    tokenizer = engine.pipe.tokenizer
+    before, word = (len(tokenizer(text).input_ids) - 2 for text in ("a", "a white"))
+    expected = torch.zeros_like(moved)
+    expected[:, 1 + before : 1 + word] = True
+    assert torch.equal(moved, expected)
 
 
 def test_an_adapter_of_the_denoiser_alone_shares_the_encoding(

@@ -12,6 +12,7 @@ from configs.parameters import TEXT_TO_VIDEO
 from scripts.lab.families import save_family
 from scripts.lab.family_trial import Watcher, small_request
 from scripts.lab.image_families import stable_diffusion
+from scripts.lab.video_families import wan
 from tests.engine.conftest import plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
@@ -64,3 +65,21 @@ def test_a_stage_whose_default_is_more_is_refused(tmp_path: Path, frames: int, s
     with pytest.raises(ModelLoadFailed) as caught:
         inspect_abilities(pipe, {"num_frames": frames})
     assert caught.value.message.startswith(f"default_sampling_params.num_frames: {says}")
+
+
+def test_a_second_denoiser_has_a_weight_of_its_own():
+    pipe = wan()
+    abilities = inspect_abilities(pipe, {})
+    assert abilities.guidance_scale_2
+    engine = Engine(pipe, abilities)
+    made = [
+        engine.generate(
+            small_request(abilities, TEXT_TO_VIDEO, guidance_scale_2=weight), Watcher()
+        ).videos[0]
+        for weight in (None, 3.0, 9.0)
+    ]
+    as_first, same, other = (bytes(each.frames.tobytes()) for each in made)
+    assert as_first == same != other
+    # Wan 2.1 has the argument, one denoiser, and refuses it.
+    pipe.register_to_config(boundary_ratio=None)
+    assert not inspect_abilities(pipe, {}).guidance_scale_2

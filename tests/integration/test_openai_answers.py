@@ -123,6 +123,38 @@ def test_urls_are_absolute_and_lead_to_the_files(api: Api, editing: PlayedReplic
     assert api.get(url).data == PIXELS
 
 
+@pytest.mark.parametrize("lasts_s", [3600.0, -5.0])
+def test_with_a_key_urls_open_without_it_until_they_expire(
+    api_settings: Settings, open_api: Callable[[Settings], Api], lasts_s: float
+) -> None:
+    api = open_api(replace(api_settings, api_key="s3cret", signed_url_s=lasts_s))
+    api.start()
+    replica = api.replica().load()
+    key = {"Authorization": "Bearer s3cret"}
+    body = {"prompt": "a", "response_format": "url"}
+    answer, request = served(
+        api,
+        replica,
+        lambda: api.client.post("/v1/images/generations", json=body, headers=key),
+    )
+    url = body_of(answer)["data"][0]["url"]
+    fetched = api.get(url)
+    if lasts_s > 0:
+        assert fetched.data == PIXELS
+    else:
+        assert (fetched.status_code, error_of(fetched)["param"]) == (401, "expires")
+    for other in (
+        url.replace("/outputs/0", "/outputs/1"),
+        url.replace(f"/{request.id}/outputs/0", f"/{request.id}"),
+        url.replace("expires=", "expires=9"),
+        url[:-1],
+    ):
+        refused = api.get(other)
+        assert (refused.status_code, error_of(refused)["param"]) == (401, "signature")
+    assert api.delete(url.replace("/outputs/0", "")).status_code == 401
+    assert api.get(url, Authorization="Bearer s3cret").data == PIXELS
+
+
 def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     def send() -> TestResponse:
         return api.client.post(
@@ -145,6 +177,22 @@ def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     assert (parameters.task, parameters.width, parameters.height) == ("inpaint", 80, 56)
     assert (parameters.output_format, parameters.output_compression) == ("jpeg", 80)
     assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was ignored"]
+
+
+def test_edits_take_json_as_openai_has_it(api: Api, editing: PlayedReplica) -> None:
+    picture = {"image_url": data_url(RED)}
+    body = {"prompt": "a", "images": [picture], "mask": picture}
+    answer, request = served(
+        api,
+        editing,
+        post(api, "/v1/images/edits", **body, output_format="png", output_compression=100),
+    )
+    assert answer.status_code == 200
+    parameters = request.parameters
+    assert (parameters.task, len(parameters.image)) == ("inpaint", 1)
+    assert parameters.output_compression is None
+    for wrong in ({"images": [{"file_id": "file-1"}]}, {"images": [picture], "image": "x"}):
+        assert api.client.post("/v1/images/edits", json={"prompt": "a", **wrong}).status_code == 422
 
 
 def test_several_images_are_edited_together(api: Api, editing: PlayedReplica) -> None:
@@ -179,11 +227,16 @@ def test_chat(api: Api, editing: PlayedReplica) -> None:
             model="tiny",
             messages=messages,
             temperature=0.5,
+            store=False,
+            tools=[],
+            logprobs=False,
             extra_body={"height": 32, "width": 48, "num_outputs_per_prompt": 2, "cfg_scale": None},
         ),
     )
     body = body_of(answer)
     assert request.parameters.prompt == "a red circle"
+    named = [line.split()[0] for line in body["warnings"]]
+    assert sorted(named) == ["logprobs", "store", "temperature", "tools"]
     assert request.parameters.task == "image-to-image"
     assert body["object"] == "chat.completion"
     parts = body["choices"][0]["message"]["content"]

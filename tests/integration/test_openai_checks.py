@@ -63,7 +63,7 @@ def call(api: Api, route: str, **fields: Any) -> TestResponse:
         ("guidance_scale", -1),
         ("seed", -1),
         ("width", 2**20),
-        ("width", 63),
+        ("width", 0),  # 63 is rounded here and refused natively: test_openai_tolerance
         ("size", "65536x65536"),
         ("size", "large"),
         ("model", "another"),
@@ -183,10 +183,11 @@ def test_a_chat_has_messages_and_no_prompt(api: Api, editing: PlayedReplica) -> 
     assert {"messages", "prompt"} <= set(wrong_fields(answer)) | {"prompt"}
 
 
-def test_a_chat_is_no_stream(api: Api, editing: PlayedReplica) -> None:
-    assert set(wrong_fields(call(api, "chat", stream=True))) == {"stream"}
+def test_a_chat_streams_or_not(api: Api, editing: PlayedReplica) -> None:
     # Nothing is wrong with it: the closed API lets the call go.
-    assert call(api, "chat", stream=False).status_code == 503
+    for value in (True, False):
+        assert call(api, "chat", stream=value).status_code == 503
+    assert set(wrong_fields(call(api, "chat", stream="yes"))) == {"stream"}
 
 
 @pytest.mark.parametrize("route", ROUTES[:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from routing.replica import ReplicaState
 from routing.request import Request, Status
 from tests.integration.api_world import ABILITIES, PIXELS, Api, PlayedReplica, error_of
 from tests.integration.event_reader import EventReader, reading
-from tests.pictures import picture
+from tests.pictures import data_url, picture
 from tests.waiting import wait_until
 
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
@@ -180,3 +181,45 @@ def test_with_a_key_it_outlives_its_client(api: Api, showing: PlayedReplica) -> 
     with reading(api.client.post(GENERATIONS, json=body, headers=key, buffered=False)) as events:
         (completed,) = events.rest()
     assert completed.data["id"] == request.id
+
+
+def test_a_chat_comes_in_chunks(api: Api, showing: PlayedReplica) -> None:
+    content = [{"text": "a red"}, {"type": "text", "text": "circle"}]
+    body = {"messages": [{"role": "user", "content": content}], "stream": True, "n": 2, "seed": 5}
+    answer = api.client.post("/v1/chat/completions", json=body, buffered=False)
+    assert answer.mimetype == "text/event-stream"
+    request = showing.claim()
+    assert request.parameters.prompt == "a red circle"
+    showing.succeed(request)
+    first, *data = answer.get_data(as_text=True).strip().split("\n\n")
+    assert first.startswith(":")
+    data = [line.removeprefix("data: ") for line in data if not line.startswith(":")]
+    assert data.pop() == "[DONE]"
+    picture, end = map(json.loads, data)
+    for chunk in (picture, end):
+        assert (chunk["id"], chunk["model"]) == (request.id, "tiny")
+        assert chunk["object"] == "chat.completion.chunk"
+        assert chunk["usage"]["completion_tokens"] == 2
+    url = data_url(PIXELS)
+    assert picture["choices"] == [
+        {
+            "index": 0,
+            "delta": {
+                "role": "assistant",
+                "content": f"![seed 5]({url})\n\n![seed 6]({url})",
+            },
+            "finish_reason": None,
+        }
+    ]
+    assert end["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+
+    answer = api.client.post("/v1/chat/completions", json=body, buffered=False)
+    showing.fail(showing.claim())
+    *_, error, done = answer.get_data(as_text=True).strip().split("\n\n")
+    assert done == "data: [DONE]"
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "generation_failed"
+
+    answer = api.client.post("/v1/chat/completions", json=body, buffered=False)
+    request = showing.claim()
+    answer.close()
+    assert api.service.records.get(request.id).cancel

@@ -39,12 +39,12 @@ def created(api: Api, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_video_from_submit_to_file(api: Api, filming: PlayedReplica) -> None:
-    video = created(api, width="64", height="32", num_frames="13", fps="4", seed="3", user="me")
+    video = created(api, width="64", height="32", num_frames="13", fps="4", seed="3", style="vivid")
     assert (video["object"], video["status"], video["progress"]) == ("video", "queued", 0)
     assert (video["size"], video["seconds"], video["num_frames"]) == ("64x32", "3.25", 13)
     assert video["peak_memory_mb"] == 0.0
     assert video["stage_durations"] == {}
-    assert video["warnings"] == ["user has no meaning here and was ignored"]
+    assert video["warnings"] == ["style has no meaning here and was ignored"]
     path = f"/v1/videos/{video['id']}"
     claimed = filming.claim()
     assert (claimed.parameters.task, claimed.parameters.seed) == ("text-to-video", 3)
@@ -120,13 +120,13 @@ def test_a_reference_picture_makes_it_image_to_video(
         ("seconds", "0"),
         ("seconds", "1.5"),
         ("seconds", "9999"),
-        ("num_frames", "10"),
+        ("num_frames", "82"),
         ("num_frames", "0"),
         ("fps", "0"),
         ("num_inference_steps", "0"),
         ("num_inference_steps", "10000"),
-        ("size", "1280x721"),
-        ("width", "63"),
+        ("size", "64x0"),
+        ("width", "0"),
         ("n", "11"),
         ("model", "sora-2"),
         ("input_reference", "https://example.org/cat.png"),

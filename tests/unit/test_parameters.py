@@ -46,7 +46,7 @@ def test_a_body_reads_numbers_and_no_text(parameter: Parameter) -> None:
 @pytest.mark.parametrize("parameter", TABLE, ids=by_name)
 def test_a_stage_file_may_set_the_defaults_that_the_table_allows(parameter: Parameter) -> None:
     assert (parameter.name in SAMPLING.fields) is parameter.stage_default
-    if not parameter.stage_default or parameter.type in {str, tuple}:
+    if not parameter.stage_default or parameter.type in {str, tuple, bool}:
         return
     low, high = parameter.stage_bounds or (parameter.low, parameter.high)
     assert low is not None

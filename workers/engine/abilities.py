@@ -118,6 +118,9 @@ def inspect_abilities(pipe: Any, defaults: Mapping[str, Any]) -> Abilities:
         **{PARAMETERS[name].ability: _has(classes, taken, PARAMETERS[name]) for name in ARGUMENTS},
         **_text_limits(pipe, taken),
         "guidance_scale": guided,
+        # Without a boundary there is one denoiser, and Wan refuses a second weight.
+        "guidance_scale_2": "guidance_scale_2" in taken
+        and pipe.config.get("boundary_ratio") is not None,
         "strength": bool(strengths),
     }
     return Abilities(

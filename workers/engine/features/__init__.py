@@ -13,6 +13,7 @@ from workers.engine.features import (
     guidance,
     preview,
     prompt_cache,
+    prompt_weights,
     step_cache,
 )
 from workers.engine.run import Feature, Parts
@@ -22,6 +23,7 @@ FEATURES: tuple[Callable[[Parts], Feature | None], ...] = (
     step_cache.StepCache.of,
     adapters.Adapters.of,
     clip_skip.ClipSkip.of,  # before the cache, which looks in its own memory first
+    prompt_weights.PromptWeights.of,
     prompt_cache.PromptCache.of,
     guidance.Guidance.of,
     preview.Preview.of,
