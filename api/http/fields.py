@@ -213,6 +213,10 @@ class ImagesField(fields.Field[tuple[bytes, ...]]):
 
 
 def _image_bytes(value: Any) -> bytes:
+    if isinstance(value, dict):
+        if set(value) != {"image_url"}:
+            raise ValidationError('is not an object with just an "image_url"')
+        value = value["image_url"]
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):

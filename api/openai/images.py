@@ -95,12 +95,24 @@ class EditsSchema(GenerationsSchema):
     url = ImagesField(
         metadata=described("The same as `image`, as data URLs.", anyOf=IMAGE_FORMS),
     )
+    images = ImagesField(
+        metadata=described(
+            "The same as image, in JSON: objects with a data URL as `image_url`.",
+            type="array",
+            items={"type": "object", "properties": {"image_url": {"type": "string"}}},
+        )
+    )
     mask = ImageField(
         metadata=described("What to paint anew is transparent or white in it.", type="string"),
     )
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Ask for a picture: without one there is nothing to edit."""
+        if "images" in given:
+            pictures = given.pop("images")
+            if "image" in given:
+                return [FieldError("images", "stands beside image; keep one of the two")]
+            given["image"] = pictures
         details = super().adapt(given, model)
         if not given.get("image") and not details:
             details.append(FieldError("image", "is missing; send the picture to edit", "missing"))

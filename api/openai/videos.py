@@ -62,17 +62,6 @@ class DurationField(fields.Field[int]):
         return int(text)
 
 
-class ReferenceField(ImagesField):
-    """A picture as everywhere, or as an object with its `image_url`."""
-
-    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> tuple[bytes, ...]:
-        if isinstance(value, dict):
-            if set(value) != {"image_url"}:
-                raise ValidationError('is not an object with just an "image_url"')
-            value = value["image_url"]
-        return super()._deserialize(value, *rest, **options)
-
-
 class VideosSchema(OpenAISchema):
     """The body of `POST /v1/videos`, beside all fields of a native request."""
 
@@ -91,7 +80,7 @@ class VideosSchema(OpenAISchema):
             anyOf=[{"type": "string"}, {"type": "integer"}],
         )
     )
-    input_reference = ReferenceField(
+    input_reference = ImagesField(
         metadata=described(
             "Picture that the video begins with: a file, a data URL, or an object with it as "
             "`image_url`.",
