@@ -213,6 +213,10 @@ class ImagesField(fields.Field[tuple[bytes, ...]]):
 
 
 def _image_bytes(value: Any) -> bytes:
+    if isinstance(value, dict):
+        if set(value) != {"image_url"}:
+            raise ValidationError('is not an object with just an "image_url"')
+        value = value["image_url"]
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
@@ -221,29 +225,6 @@ def _image_bytes(value: Any) -> bytes:
         return decode_data_url(value)
     except WrongPicture as wrong:
         raise ValidationError(str(wrong)) from None
-
-
-class LinkedImageField(ImageField):
-    """A picture as everywhere, or as an object with its `image_url`."""
-
-    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> bytes:
-        return super()._deserialize(_linked(value), *rest, **options)
-
-
-class LinkedImagesField(ImagesField):
-    """Pictures, each as everywhere or as an object with its `image_url`."""
-
-    def _deserialize(self, value: Any, *rest: Any, **options: Any) -> tuple[bytes, ...]:
-        linked = [_linked(each) for each in value] if isinstance(value, list) else _linked(value)
-        return super()._deserialize(linked, *rest, **options)
-
-
-def _linked(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if set(value) != {"image_url"}:
-        raise ValidationError('is not an object with just an "image_url"')
-    return value["image_url"]
 
 
 class MetadataField(fields.Dict):

@@ -96,6 +96,30 @@ def _decoded(url: str) -> bytes:
         raise ValidationError(f"has an image that {wrong}") from None
 
 
+_WITHOUT_A_MEANING: Final = (
+    "modalities",
+    "response_format",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "max_completion_tokens",
+    "frequency_penalty",
+    "presence_penalty",
+    "stop",
+    "store",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "service_tier",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "reasoning_effort",
+    "verbosity",
+    "prompt_cache_key",
+)
+
+
 class ChatSchema(OpenAISchema):
     """The body of `POST /v1/chat/completions`; all fields of a native request may stand beside."""
 
@@ -103,6 +127,9 @@ class ChatSchema(OpenAISchema):
         """What the messages say is not said again."""
 
         exclude = ("prompt", "image")
+        include: ClassVar[Mapping[str, fields.Field[Any]]] = {
+            name: IgnoredField() for name in _WITHOUT_A_MEANING
+        }
 
     tasks: ClassVar[frozenset[str]] = frozenset(TASKS)
     product: ClassVar[str] = "pictures or videos"
@@ -140,29 +167,6 @@ class ChatSchema(OpenAISchema):
         metadata=described("With `include_usage` true the stream ends with the usage.")
     )
     partial_images = partial_images_field()
-    modalities = IgnoredField()
-    response_format = IgnoredField()
-    temperature = IgnoredField()
-    top_p = IgnoredField()
-    max_tokens = IgnoredField()
-    max_completion_tokens = IgnoredField()
-    frequency_penalty = IgnoredField()
-    presence_penalty = IgnoredField()
-    stop = IgnoredField()
-    store = IgnoredField()
-    tools = IgnoredField()
-    tool_choice = IgnoredField()
-    parallel_tool_calls = IgnoredField()
-    functions = IgnoredField()
-    function_call = IgnoredField()
-    service_tier = IgnoredField()
-    logprobs = IgnoredField()
-    top_logprobs = IgnoredField()
-    logit_bias = IgnoredField()
-    reasoning_effort = IgnoredField()
-    verbosity = IgnoredField()
-    prediction = IgnoredField()
-    prompt_cache_key = IgnoredField()
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Take prompt and pictures out of the messages."""

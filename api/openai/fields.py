@@ -26,7 +26,6 @@ from configs.settings import Settings
 _EXTRA: Final = "extra_body"
 _ANY_MODEL: Final = "default"
 _EMPTY_MEANS_NONE: Final = frozenset({"model", "size"})
-_BEST: Final = 100
 
 
 class AutoSizeField(SizeField):
@@ -85,8 +84,6 @@ class OpenAISchema(RequestBodySchema):
         for alias, native in self.aliases.items():
             if alias in given:
                 given[native] = given.pop(alias)
-        if given.get("output_compression") == _BEST and _is_png(given, model):
-            del given["output_compression"]  # what a PNG, which loses nothing, is anyway
         served = tuple(task for task in model.abilities.tasks if task in self.tasks)
         if not served:
             names = ", ".join(model.abilities.tasks)
@@ -113,11 +110,6 @@ class OpenAISchema(RequestBodySchema):
     def ignored(self, given: Mapping[str, Any]) -> list[str]:
         """Return one sentence for each field of the call itself that had no meaning."""
         return []
-
-
-def _is_png(given: Mapping[str, Any], model: ServedModel) -> bool:
-    form: str = given.get("output_format", model.defaults.get("output_format", "png"))
-    return form == "png"
 
 
 def read_openai_body(schema: OpenAISchema, catalog: Catalog) -> dict[str, Any]:

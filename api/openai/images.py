@@ -14,7 +14,7 @@ from flask_smorest import Blueprint
 from api.auth import signed
 from api.http.body import JSON, body_content
 from api.http.call import idempotency_key, key_parameter
-from api.http.fields import ImagesField, LinkedImageField, LinkedImagesField, described
+from api.http.fields import ImageField, ImagesField, described
 from api.http.sse import EVENT_CONTENT, event_response
 from api.models.catalog import ServedModel
 from api.openai.fields import OpenAISchema, read_openai_body
@@ -78,15 +78,11 @@ class GenerationsSchema(OpenAISchema):
         return [*super().ignored(given), *lost_previews(given)]
 
 
-_LINK: Final = {"type": "object", "properties": {"image_url": {"type": "string"}}}
-
-
 class EditsSchema(GenerationsSchema):
     """The body of `POST /v1/images/edits`, beside all fields of a native request."""
 
     aliases: ClassVar[Mapping[str, str]] = {
         **GenerationsSchema.aliases,
-        "images": "image",
         "mask": "mask_image",
         "url": "image",
     }
@@ -98,26 +94,27 @@ class EditsSchema(GenerationsSchema):
             anyOf=IMAGE_FORMS,
         )
     )
-    images = LinkedImagesField(
-        metadata=described(
-            'The same as `image`, as OpenAI\'s JSON has it: `[{"image_url": ...}]`.',
-            type="array",
-            items={"anyOf": [{"type": "string"}, _LINK]},
-        )
-    )
     url = ImagesField(
         metadata=described("The same as `image`, as data URLs.", anyOf=IMAGE_FORMS),
     )
-    mask = LinkedImageField(
+    images = ImagesField(
         metadata=described(
-            "What to paint anew is transparent or white in it: a file, a data URL, or an object "
-            "with it as `image_url`.",
-            type="string",
-        ),
+            "The same as image, in JSON: objects with a data URL as `image_url`.",
+            type="array",
+            items={"type": "object", "properties": {"image_url": {"type": "string"}}},
+        )
+    )
+    mask = ImageField(
+        metadata=described("What to paint anew is transparent or white in it.", type="string"),
     )
 
     def adapt(self, given: dict[str, Any], model: ServedModel) -> list[FieldError]:
         """Ask for a picture: without one there is nothing to edit."""
+        if "images" in given:
+            pictures = given.pop("images")
+            if "image" in given:
+                return [FieldError("images", "stands beside image; keep one of the two")]
+            given["image"] = pictures
         details = super().adapt(given, model)
         if not given.get("image") and not details:
             details.append(FieldError("image", "is missing; send the picture to edit", "missing"))

@@ -16,7 +16,7 @@ from api.http.body import body_content
 from api.http.call import idempotency_key
 from api.http.fields import (
     AnswerSchema,
-    LinkedImagesField,
+    ImagesField,
     Page,
     SecondsField,
     always,
@@ -80,7 +80,7 @@ class VideosSchema(OpenAISchema):
             anyOf=[{"type": "string"}, {"type": "integer"}],
         )
     )
-    input_reference = LinkedImagesField(
+    input_reference = ImagesField(
         metadata=described(
             "Picture that the video begins with: a file, a data URL, or an object with it as "
             "`image_url`.",

@@ -94,7 +94,8 @@ def complete(given: Mapping[str, Any], model: ServedModel, settings: Settings) -
         # A default is not to leave a request without a step.
         least = min(1.0, math.nextafter(1 / max(1, values["num_inference_steps"]), 2))
         values["strength"] = max(values["strength"], least)
-    if values["output_format"] not in _COMPRESSED and "output_compression" not in given:
+    # 100 is the best quality, which the others have anyway; OpenAI's clients send it with png.
+    if values["output_format"] not in _COMPRESSED and given.get("output_compression", 100) == 100:
         values.pop("output_compression", None)
     return values
 

@@ -13,7 +13,7 @@ from sentencepiece import SentencePieceTrainer
 from transformers import T5Tokenizer
 
 from configs.errors import ModelLoadFailed
-from tests.engine.conftest import BUNDLED, plan
+from tests.engine.conftest import BUNDLED, SavedFamily, plan
 from workers.engine.abilities import inspect_abilities
 from workers.engine.engine import Engine
 from workers.engine.loader import load_pipeline
@@ -85,7 +85,7 @@ def add_code(folder: Path):
         (add_code, "only pipelines of diffusers itself"),
         (truncate, "it is damaged"),
         (mismatch, "do not belong to the configuration"),
-        (lambda f: shutil.rmtree(f / "vae"), "a file of the model is missing"),
+        (lambda f: shutil.rmtree(f / "vae"), "the folder of its part vae is missing; download"),
         (lambda f: (f / "model_index.json").write_text("{"), "it is damaged"),
     ],
 )
@@ -96,6 +96,37 @@ def test_a_broken_folder_is_named_with_a_fix(copied: Path, spoil: Callable[[Path
     assert caught.value.message.startswith(f"{copied}: ")
     assert says in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_parts_that_no_picture_needs_may_be_missing(copied: Path, caplog: Any):
+    checker = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    edit_index(
+        copied, safety_checker=checker, feature_extractor=["transformers", "CLIPImageProcessor"]
+    )
+    pipe = load_pipeline(plan(copied))
+    assert (pipe.safety_checker, pipe.feature_extractor) == (None, None)
+    for name in ("safety_checker", "feature_extractor"):
+        assert f"its folder has no {name}, which is left out" in caplog.text
+
+
+def test_weights_of_one_variant_alone_are_taken(copied: Path, pipe: Any, caplog: Any):
+    saved = copied / "unet" / "diffusion_pytorch_model.safetensors"
+    saved.rename(saved.with_suffix(".fp16.safetensors"))
+    found = load_pipeline(plan(copied))
+    for one, other in zip(found.unet.parameters(), pipe.unet.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert "weights of the variant fp16 alone, which is used" in caplog.text
+
+
+def test_a_third_encoder_that_is_null_is_left_out(saved: SavedFamily, tmp_path: Path):
+    folder = shutil.copytree(saved("stable_diffusion_3"), tmp_path / "model")
+    nothing = [None, None]
+    edit_index(folder, text_encoder_3=nothing, tokenizer_3=nothing)
+    for name in ("text_encoder_3", "tokenizer_3"):
+        shutil.rmtree(folder / name)
+    pipe = load_pipeline(plan(folder))
+    assert (pipe.text_encoder_3, pipe.tokenizer_3) == (None, None)
+    assert pipe("a red circle", num_inference_steps=1, height=32, width=32).images
 
 
 def test_a_missing_variant_says_so():

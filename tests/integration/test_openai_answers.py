@@ -179,6 +179,22 @@ def test_edits_take_files_and_a_mask(api: Api, editing: PlayedReplica) -> None:
     assert body_of(answer)["warnings"] == ["bot_task has no meaning here and was ignored"]
 
 
+def test_edits_take_json_as_openai_has_it(api: Api, editing: PlayedReplica) -> None:
+    picture = {"image_url": data_url(RED)}
+    body = {"prompt": "a", "images": [picture], "mask": picture}
+    answer, request = served(
+        api,
+        editing,
+        post(api, "/v1/images/edits", **body, output_format="png", output_compression=100),
+    )
+    assert answer.status_code == 200
+    parameters = request.parameters
+    assert (parameters.task, len(parameters.image)) == ("inpaint", 1)
+    assert parameters.output_compression is None
+    for wrong in ({"images": [{"file_id": "file-1"}]}, {"images": [picture], "image": "x"}):
+        assert api.client.post("/v1/images/edits", json={"prompt": "a", **wrong}).status_code == 422
+
+
 def test_several_images_are_edited_together(api: Api, editing: PlayedReplica) -> None:
     files = [(io.BytesIO(RED), "1.png"), (io.BytesIO(RED), "2.png")]
     answer, request = served(
@@ -211,11 +227,16 @@ def test_chat(api: Api, editing: PlayedReplica) -> None:
             model="tiny",
             messages=messages,
             temperature=0.5,
+            store=False,
+            tools=[],
+            logprobs=False,
             extra_body={"height": 32, "width": 48, "num_outputs_per_prompt": 2, "cfg_scale": None},
         ),
     )
     body = body_of(answer)
     assert request.parameters.prompt == "a red circle"
+    named = [line.split()[0] for line in body["warnings"]]
+    assert sorted(named) == ["logprobs", "store", "temperature", "tools"]
     assert request.parameters.task == "image-to-image"
     assert body["object"] == "chat.completion"
     parts = body["choices"][0]["message"]["content"]
@@ -341,19 +362,3 @@ def test_a_chat_in_markdown(api: Api, editing: PlayedReplica) -> None:
     answer, _ = served(api, editing, call)
     content = body_of(answer)["choices"][0]["message"]["content"]
     assert content == f"![seed 5]({data_url(PIXELS)})\n\n![seed 6]({data_url(PIXELS)})"
-
-
-def test_an_edit_in_json(api: Api, editing: PlayedReplica) -> None:
-    link = {"image_url": data_url(RED)}
-    call = post(
-        api,
-        "/v1/images/edits",
-        prompt="a",
-        images=[link, link],
-        output_format="png",
-        output_compression=100,
-    )
-    answer, request = served(api, editing, call)
-    assert answer.status_code == 200
-    assert len(request.parameters.image) == 2
-    assert request.parameters.output_compression is None

@@ -21,6 +21,7 @@ from workers.devices.weights import DENOISERS, quantized_arguments, weight_dtype
 from workers.engine.loading.download import Tell, fetch, untold
 from workers.engine.loading.dtypes import Dtypes, hold_dtype, with_dtypes
 from workers.engine.loading.failures import explain
+from workers.engine.loading.folder import left_out, with_variant
 from workers.engine.loading.memory import check_memory, estimate, free_host, free_memory
 from workers.engine.loading.saved_parts import read_config, read_index, read_parts
 from workers.engine.loading.settings import apply_settings, device_map_of, place
@@ -114,6 +115,7 @@ def _load(plan: ReplicaPlan, tell: Tell, with_ranks: bool) -> LoadedPipeline:
     tell("loading")
     if device == "cpu":
         torch.set_num_threads(len(plan.devices))
+    plan = with_variant(plan)
     parts = read_parts(Path(plan.stage.engine_args.model), plan.stage.engine_args.variant)
     plan, dtypes = with_dtypes(plan, parts, device)
     args = plan.stage.engine_args
@@ -135,7 +137,9 @@ def _load(plan: ReplicaPlan, tell: Tell, with_ranks: bool) -> LoadedPipeline:
 def _begin_ranks(plan: ReplicaPlan, device: str) -> LoadingRanks | None:
     folder = Path(plan.stage.engine_args.model)
     index = read_index(folder)
-    kinds = {name: index[name][1] for name in DENOISERS if index.get(name, (None,))[0] is not None}
+    kinds = {
+        name: index[name][1] for name in DENOISERS if (index.get(name) or (None,))[0] is not None
+    }
 
     def make(name: str) -> Any:
         with torch.device("meta"):
@@ -158,14 +162,15 @@ def _turn(needed: int, tell: Tell) -> AbstractContextManager[None]:
 def _read(args: EngineArgs, dtypes: Dtypes, device: str) -> Any:
     untyped_diffusers: Any = diffusers
     index = untyped_diffusers.DiffusionPipeline.load_config(args.model)
+    given = replaced_parts(index, args.model) | quantized_arguments(args, device)
     pipe = untyped_diffusers.DiffusionPipeline.from_pretrained(
         args.model,
         dtype={part: weight_dtype(args, device, part) for part in dtypes.types},
         variant=args.variant,
         local_files_only=True,
-        **replaced_parts(index, args.model),
         device_map=device_map_of(args, device),
-        **quantized_arguments(args, device),
+        **given,
+        **left_out(args, given),
     )
     pipe.set_progress_bar_config(disable=True)
     apply_settings(pipe, args.pipeline)

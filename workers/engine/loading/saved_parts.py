@@ -103,6 +103,16 @@ def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
     return []
 
 
+def part_variants(folder: Path) -> set[str | None]:
+    """Return the variants of a part's safetensors weights; None among them is that of no name.
+
+    Empty where there are pickles too, from which the part could be loaded without a variant.
+    """
+    if any(_variant(file) is None for file in folder.glob("*.bin")):
+        return set()
+    return {_variant(file) for file in folder.glob("*.safetensors")}
+
+
 def _variant(file: Path) -> str | None:
     """What stands between the name and its ending: `model.fp16.safetensors`."""
     _, _, variant = _SHARD.sub("", file.stem).partition(".")
