@@ -16,6 +16,7 @@ from api.http.fields import described
 from api.models.catalog import ServedModel
 from api.requests.checks import max_pixels, most_of, shown
 from configs.parameters import IMAGE_TO_VIDEO, PARAMETERS, Abilities
+from configs.scheduler_fields import SHIFTS
 from configs.settings import Settings
 
 # Without their pictures a request would be another one.
@@ -37,8 +38,8 @@ class IgnoredField(fields.Raw):
 class FixedField(IgnoredField):
     """A field that says what the model fixes; another value is not used, which is said."""
 
-    def __init__(self, own: str = "") -> None:
-        """Take the scheduler setting that has the model's own value, where there is one."""
+    def __init__(self, own: tuple[str, ...] = ()) -> None:
+        """Take the scheduler settings that may have the model's own value."""
         super().__init__()
         self._own = own
 
@@ -46,7 +47,8 @@ class FixedField(IgnoredField):
         """Return that the value is not used, and the model's own where it is known."""
         if value is False or value in ({}, [], ""):
             return ""
-        own = abilities.scheduler_settings.get(self._own, {}).get("value")
+        settings = abilities.scheduler_settings
+        own = next((settings[each].get("value") for each in self._own if each in settings), None)
         if own is None:
             return f"{name} was not used: a request cannot set it, the model's own value stands"
         if str(value) == str(own) or _number(value) == own:
@@ -77,7 +79,7 @@ KNOWN: Final[Mapping[str, fields.Field[Any]]] = {
         )
     },
     "boundary_ratio": FixedField(),
-    "flow_shift": FixedField("shift"),
+    "flow_shift": FixedField(SHIFTS),
     "extra_params": FixedField(),
     "extra_args": FixedField(),
     "bot_task": IgnoredField(),

@@ -19,7 +19,9 @@ from tests.integration.api_world import (
 from tests.integration.image_inputs import EDITING, RED, VIDEO
 from tests.pictures import data_url
 
-FLOW = replace(VIDEO, scheduler_settings={"shift": {"value": 5.0, "saved": 3.0, "source": "stage"}})
+FLOW = replace(
+    VIDEO, scheduler_settings={"flow_shift": {"value": 5.0, "saved": 3.0, "source": "stage"}}
+)
 
 
 def accepted(api: Api, replica: PlayedReplica, **fields: Any) -> tuple[Request, list[str]]:
