@@ -21,8 +21,8 @@ _TOKENS: Final = frozenset(
 _OF_TOKENS: Final = frozenset(
     {"compilation_config", "hf_overrides", "max_model_len", "subtalker_sampling_params"}
 )
-# Speech whose file has no other sign of it.
-_PIPELINES: Final = frozenset({"omnivoice"})
+# Speech and song whose files have no other sign of it.
+_PIPELINES: Final = frozenset({"omnivoice", "soulxsinger_svc", "soulxsinger_svs"})
 _FIX: Final = "only single diffusion pipelines are served; serve this file with vLLM-Omni"
 
 

@@ -319,6 +319,7 @@ def test_bases_in_a_circle_are_refused(tmp_path: Path) -> None:
             "links 2 stages of one model",
         ),
         ({**DEPLOY, "pipeline": "omnivoice"}, "pipeline", "is a speech model"),
+        ({**DEPLOY, "pipeline": "soulxsinger_svc"}, "pipeline", "is a speech model"),
         (
             deploy(default_sampling_params={"temperature": 0.0}),
             "stages[0].default_sampling_params.temperature",
