@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from marshmallow import fields, validate
 
+from configs.adapter_fields import LoraModules, LoraSource
 from configs.fields import Flag, Number, OneOf, Text, Whole
 from configs.scheduler_fields import Scheduler, SchedulerSettings
 from configs.stage_fields import (
@@ -18,8 +19,6 @@ from configs.stage_fields import (
     Devices,
     Environment,
     ExistingPath,
-    LoraModules,
-    LoraSource,
     Model,
     ServedNames,
     WarmupShape,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from marshmallow import ValidationError, fields, post_load, pre_load, validate, validates_schema
 
+from configs.adapter_fields import ChosenLoras
 from configs.fields import Number, OneOf, Parameter, SectionSchema, Text, Whole, counted, readers
 from configs.parameters import PARAMETERS
 from configs.scheduler_fields import SHIFTS, SchedulerSettings
@@ -19,7 +20,6 @@ from configs.stage_config import (
     RuntimeConfig,
     StageConfig,
 )
-from configs.stage_fields import ChosenLoras
 
 DEGREES: Final = ("ulysses_degree", "ring_degree", "cfg_parallel_size")
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 import yaml
 from marshmallow import ValidationError
 
-from configs.dialects import Translation, translate
 from configs.errors import ConfigurationError
 from configs.fields import choices, field_errors
-from configs.overlays import with_base
+from configs.foreign.dialects import Translation, translate
+from configs.foreign.overlays import with_base
 from configs.stage_config import ReplicaPlan, StageConfig
 from configs.stage_schema import StageFileSchema
 
@@ -98,7 +98,7 @@ def load_stages(path: str | Path, model: str | None = None) -> tuple[StageConfig
     """Read the stages of the file, in its order.
 
     Args:
-        path: The stage file, in any of the dialects of `configs/dialects.py`.
+        path: The stage file, in any of the dialects of `configs/foreign/dialects.py`.
         model: Folder or hub id to serve in place of the only stage's `engine_args.model`.
 
     Raises:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from configs.adapter_fields import LoraSource
 from configs.errors import LoraLoadFailed, ModelLoadFailed
 from configs.parameters import Lora
 from configs.stage_config import PipelineSettings
-from configs.stage_fields import LoraSource
 from tests.engine.conftest import MakeParameters, plan
 from tests.engine.lora_files import lora_weights, save_lora, save_peft
 from tests.engine.recorder import Recorder

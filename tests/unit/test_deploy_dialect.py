@@ -11,9 +11,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from configs.dialects import RENAMED, translate
 from configs.errors import ConfigurationError
-from configs.foreign_keys import BY_PLACE
+from configs.foreign.dialects import RENAMED, translate
+from configs.foreign.keys import BY_PLACE
 from configs.stages import plan_replicas
 from tests.unit.dialect_files import DEPLOY, FILES, SCHEMAS, STAGE_ARGS, deploy
 from tests.unit.stage_files import load, refusal, sole

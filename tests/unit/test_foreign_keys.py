@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from configs.foreign_keys import BY_PLACE, FOREIGN, ForeignKeys, Place
+from configs.foreign.keys import BY_PLACE, FOREIGN, ForeignKeys, Place
 from tests.unit.dialect_files import DEPLOY, DOCS, SCHEMAS, STAGE_ARGS
 from tests.unit.stage_files import load, refusal, sole
 

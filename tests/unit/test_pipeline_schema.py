@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from configs.adapter_fields import LoraSource
 from configs.errors import ConfigurationError
 from configs.scheduler_fields import SchedulerSettings
 from configs.stage_config import PipelineSettings, Quantization
-from configs.stage_fields import LoraSource, WarmupShape
+from configs.stage_fields import WarmupShape
 from tests.unit.stage_files import changed, load, refusal, sole, stage
 from tests.unit.test_stage_refusals import VALUES
 

@@ -18,10 +18,10 @@ from diffusers.loaders.lora_base import (
 )
 from peft.tuners.lora import LoraLayer
 
+from configs.adapter_fields import LORA_NAME, LoraSource
 from configs.errors import LoraLoadFailed, ModelLoadFailed
 from configs.parameters import Abilities, Lora
 from configs.stage_config import PipelineSettings
-from configs.stage_fields import LORA_NAME, LoraSource
 from workers.devices.chunk import denoisers
 from workers.engine.loading.adapter_files import (
     ENDING,

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from configs.stage_fields import LoraSource
+from configs.adapter_fields import LoraSource
 
 ENDING: Final = ".safetensors"
 # The file that diffusers writes into a folder of its own for each adapter, and those of PEFT.

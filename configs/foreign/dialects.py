@@ -17,9 +17,9 @@ from marshmallow import ValidationError
 
 from configs.errors import FieldError
 from configs.fields import with_value
-from configs.foreign_keys import BY_PLACE, Place
-from configs.other_models import other_model
-from configs.overlays import OTHER_PLATFORMS, SERVED_PLATFORM, lay_over_stages
+from configs.foreign.keys import BY_PLACE, Place
+from configs.foreign.other_models import other_model
+from configs.foreign.overlays import OTHER_PLATFORMS, SERVED_PLATFORM, lay_over_stages
 from configs.stage_schema import EngineArgsSchema, ParallelConfigSchema, RuntimeSchema, StageSchema
 
 Dialect = Literal["reference", "stage_args", "deploy"]
