@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 from typing import Any, ClassVar
 
@@ -10,7 +11,15 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 from redis import Redis
 
 from configs.errors import Conflict, IdempotencyMismatch, NotFound
@@ -121,10 +130,8 @@ class RecordMachine(RuleBasedStateMachine):
 
     def _may_run(self, name: str) -> list[str]:
         """The waiting requests of the stage that nothing keeps from this replica."""
-        running = self.redis.scard(self.redis_keys.running(name))
-        if any(
-            self._blamed(str(each)) for each in self.redis.smembers(self.redis_keys.running(name))
-        ):
+        running = self.redis.smembers(self.redis_keys.running(name))
+        if any(self._blamed(str(each)) for each in running):
             return []
         own = self.redis.zrange(self.redis_keys.waiting(name), 0, 0)
         if own and running and self._blamed(str(own[0])):
@@ -132,18 +139,15 @@ class RecordMachine(RuleBasedStateMachine):
         now = self.world.clock.now
         return [
             request.id
-            for request in map(self.world.get, self.alive)
+            for request in self.known.values()
             if request.status is Status.QUEUED
             and not (running and self._blamed(request.id))
-            and float(self.redis.hget(self._key(request.id), "held_until") or 0) <= now
-            and (request.start_by is None or self._begun(request.id) or request.start_by > now)
+            and float(self.fields[request.id]["held_until"] or 0) <= now
+            and (self.fields[request.id].get("begun") or (request.start_by or math.inf) > now)
         ]
 
     def _blamed(self, request_id: str) -> bool:
         return self.redis.hmget(self._key(request_id), "crashes", "suspect") != ["0", None]
-
-    def _begun(self, request_id: str) -> bool:
-        return self.redis.hget(self._key(request_id), "begun") == "1"
 
     @rule(claimed=claims, outcome=st.sampled_from(OUTCOMES))
     def finish(self, claimed: Request, outcome: Outcome) -> None:
@@ -354,9 +358,8 @@ class RecordMachine(RuleBasedStateMachine):
         assert dict(pairs) == pytest.approx(expected)
 
     def nobody_is_overtaken_for_ever(self) -> None:
-        most = self.world.settings.max_overtaken
         for fields in self.fields.values():
-            assert int(fields.get("overtaken") or 0) <= most
+            assert int(fields.get("overtaken") or 0) <= self.world.settings.max_overtaken
 
     def an_end_is_final(self) -> None:
         for request_id, request in self.known.items():
@@ -390,11 +393,9 @@ class RecordMachine(RuleBasedStateMachine):
 def test_any_order_of_calls_keeps_the_record_right(
     settings: Settings, redis_client: Redis, policy: str, attempts: int, capacity: int
 ) -> None:
-    RecordMachine.base, RecordMachine.redis = settings, redis_client
-    RecordMachine.policy, RecordMachine.attempts = policy, attempts
-    RecordMachine.capacity = capacity
-    from hypothesis.stateful import run_state_machine_as_test
-
+    machine = RecordMachine
+    machine.base, machine.redis, machine.capacity = settings, redis_client, capacity
+    machine.policy, machine.attempts = policy, attempts
     run_state_machine_as_test(
         RecordMachine,
         settings=hypothesis_settings(

@@ -248,13 +248,11 @@ def test_variables_of_the_stage_win_over_the_thread_count(tmp_path: Path) -> Non
 def test_a_process_is_pinned_to_the_cores_of_its_replica(tmp_path: Path) -> None:
     load(tmp_path, {"stages": [stage(engine_args={"device": "cpu"})]})
     script = (
-        "import os\n"
-        "from configs.devices import pin_to_cores\n"
+        "import os\nfrom configs.devices import pin_to_cores\n"
         "from configs.machine import detect_machine\n"
         "from configs.stages import load_stages, plan_replicas\n"
         f"plan = plan_replicas(load_stages({str(tmp_path / 'stages.yaml')!r}))[0]\n"
-        "pin_to_cores(plan, detect_machine(os.environ))\n"
-        "print(*os.sched_getaffinity(0))\n"
+        "pin_to_cores(plan, detect_machine(os.environ))\nprint(*os.sched_getaffinity(0))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, check=True, capture_output=True, text=True

@@ -47,7 +47,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if "://" in link or link.startswith("mailto:"):
+        if "://" in link or link.startswith(("mailto:", "data:")):
             continue
         if not target.exists() or (anchor and anchor not in anchors(target)):
             dead.append(link)
