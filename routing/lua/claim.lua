@@ -10,6 +10,8 @@ local replica, incarnation, now, most_overtaken = ARGV[1], ARGV[2], ARGV[3], ton
 local LOOK = 32
 -- So many that may not be taken now are passed over in the queues of others.
 local PASSED = 20
+-- Seconds for which a new request is left to its own replica where that has room: its wake-up is on the way.
+local ITS_OWN = 1
 
 local newest, restart, stage, capacity =
   get(key.replica(replica), field.incarnation, field.restart, field.stage, field.capacity)
@@ -68,6 +70,12 @@ local function choose(queue, from)
   return ids[best], {unpack(ids, 1, best - 1)}
 end
 
+local function has_room(name)
+  local expires_at = redis.call('ZSCORE', key.ready(stage), name)
+  local slots = tonumber(redis.call('HGET', key.replica(name), field.capacity) or '1')
+  return expires_at and tonumber(expires_at) > tonumber(now) and redis.call('SCARD', key.running(name)) < slots
+end
+
 local passed = 0
 while true do
   local id, overtaken = choose(key.waiting(replica), 0)
@@ -77,8 +85,8 @@ while true do
     id, overtaken = choose(key.spare(stage), passed)
   end
   if not id or passed > PASSED then return false end
-  local status, its_replica, start_by, attempt, begun =
-    get(key.request(id), field.status, field.replica, field.start_by, field.attempt, field.begun)
+  local status, its_replica, start_by, attempt, begun, created_at = get(key.request(id),
+    field.status, field.replica, field.start_by, field.attempt, field.begun, field.created_at)
   if status ~= 'queued' or (own and its_replica ~= replica) then
     redis.call('ZREM', key.spare(stage), id)
     dequeue(id, own and replica or its_replica or '')
@@ -86,6 +94,8 @@ while true do
     expire(id, now)
   elseif #running > 0 and runs_alone(id) then
     if own then return 'alone' end
+    passed = passed + 1
+  elseif not own and tonumber(now) - tonumber(created_at) < ITS_OWN and has_room(its_replica) then
     passed = passed + 1
   else
     dequeue(id, its_replica)

@@ -230,7 +230,7 @@ def test_the_most_particular_entry_of_the_table_counts():
     assert family_of(diffusers.HunyuanVideoPipeline).fps == 15.0
     assert family_of(diffusers.Flux2KleinPipeline).max_images == 4
     assert family_of(diffusers.Flux2KleinKVPipeline).max_images == 1
-    assert family_of(diffusers.StableDiffusionPipeline) == Family("")
+    assert family_of(diffusers.PixArtAlphaPipeline) == Family("")
 
 
 def test_weights_of_one_class_that_differ_are_told_by_their_configuration():

@@ -98,5 +98,6 @@ def test_of_the_queues_of_others_the_one_that_shares_steps_is_taken_too(world: W
     world.start("replica1")
     own = _sized(world, 96)
     assert own.replica == "replica1"
+    world.clock.forward(1.0)  # replica0, which has room, has had its time to take them
     claims = [world.claim("replica1") for _ in range(4)]
     assert [claim.parameters.width for claim in claims if claim] == [96, 96, 96, 64]

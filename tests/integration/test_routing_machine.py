@@ -144,7 +144,14 @@ class RecordMachine(RuleBasedStateMachine):
             and not (running and self._blamed(request.id))
             and float(self.fields[request.id]["held_until"] or 0) <= now
             and (self.fields[request.id].get("begun") or (request.start_by or math.inf) > now)
+            and (request.replica == name or not self._left_alone(request))
         ]
+
+    def _left_alone(self, request: Request) -> bool:
+        """Whether it is new and its own replica has room, to which its wake-up is on the way."""
+        replica = self.world.registry.find(request.replica)
+        room = replica.state is ReplicaState.READY and replica.running < self.capacity
+        return room and self.world.clock.now - request.created_at < 1
 
     def _blamed(self, request_id: str) -> bool:
         return self.redis.hmget(self._key(request_id), "crashes", "suspect") != ["0", None]

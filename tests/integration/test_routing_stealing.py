@@ -122,6 +122,7 @@ def test_what_must_run_alone_is_taken_by_an_idle_replica_and_passed_over_by_a_bu
     world.start("replica1")
     own = world.submit()
     assert own.replica == "replica1"
+    world.clock.forward(1.0)  # replica0 has had its time to take them
     for expected in (own, innocent):
         taken = world.claim("replica1")
         assert taken is not None
@@ -131,6 +132,17 @@ def test_what_must_run_alone_is_taken_by_an_idle_replica_and_passed_over_by_a_bu
     taken = world.claim("replica2")
     assert taken is not None
     assert taken.id == blamed.id
+
+
+def test_a_new_request_is_left_to_its_own_replica_while_that_has_room(world: World) -> None:
+    world.start("replica0")
+    request = world.submit()
+    world.start("replica1")
+    assert world.claim("replica1") is None
+    world.clock.forward(1.0)
+    taken = world.claim("replica1")
+    assert taken is not None
+    assert taken.id == request.id
 
 
 def test_nothing_is_taken_from_another_stage_nor_by_who_is_drained(world: World) -> None:
