@@ -204,6 +204,11 @@ class Parameters:
         adapters = "+".join(sorted(f"{each.name}:{each.scale:g}" for each in self.lora or ()))
         return f"{self.task} {self.width}x{self.height}x{self.num_frames or 1} {adapters}".strip()
 
+    def asks(self, name: str) -> bool:
+        """Whether a parameter that may be left out is there."""
+        value = getattr(self, name)
+        return value is not None and value is not False
+
     def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with ``changes`` laid over it; raises TypeError for an unknown name."""
         return replace(self, **changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from api.requests.checks import (
     webhook_errors,
 )
 from api.requests.inputs import NO_INPUTS, InputFiles
-from api.requests.notices import notices
 from api.requests.schema import BODY, EDIT, RequestBodySchema, unknown_fields
 from api.service import Service
 from configs.errors import FieldError, InvalidRequest
@@ -30,6 +29,7 @@ from routing.request import DEFAULT_PRIORITY, Accepted, Priority, Request, Submi
 
 _HEADING: Final = "The request is refused"
 _INPUTS: Final = frozenset({"image", "mask_image"})
+_NEGATIVE: Final = frozenset({"negative_prompt", "true_cfg_scale"})
 # What can be told of these goes by the task, and the task by the inputs.
 _BY_TASK: Final = frozenset(name for name, each in PARAMETERS.items() if each.tasks is not None)
 
@@ -78,7 +78,7 @@ def submit_body(
 def _read(
     service: Service, body: Mapping[str, Any], request_id: str, schema: RequestBodySchema
 ) -> tuple[Submission, InputFiles, dict[str, Any]]:
-    settings = service.settings
+    settings, said = service.settings, list[str]()
     given, details = _fields(body, schema)
     if "webhook" in given:
         details += webhook_errors(given["webhook"], settings)
@@ -94,7 +94,7 @@ def _read(
         ]
         wrong = _names(details)
         details += [fault for fault in schema.adapt(given, model) if fault.param not in wrong]
-    said = schema.tolerate(given, model, settings)
+        said = schema.tolerate(given, model, settings)
     inputs = NO_INPUTS
     if not _INPUTS.isdisjoint(given):
         inputs = _inputs(given, request_id, model, settings, details)
@@ -110,10 +110,51 @@ def _read(
         metadata=given.get("metadata", {}),
         webhook=_webhook(given["webhook"]) if given.get("webhook") else None,
         affinity_key=given.get("affinity_key", ""),
-        warnings=(*said, *notices(given, parameters, model)),
+        warnings=(*said, *_notices(given, parameters, model)),
         client=given.get("client", ""),
     )
     return submission, inputs, given
+
+
+def _notices(given: Mapping[str, Any], values: Parameters, model: ServedModel) -> Iterator[str]:
+    """Yield one sentence for each field that was given in vain, and for a strength that grew."""
+    if values.strength is not None and "strength" not in given:
+        yield from _about_strength(values, model)
+    if model.abilities.negative_prompt and (given.keys() & _NEGATIVE):
+        yield from _about_negative_prompt(given, values, model)
+    most = model.abilities.max_prompt_tokens
+    for name in ("prompt", "negative_prompt"):
+        # Each word is a token at least; how many are cut the replica says.
+        words = len((given.get(name) or "").split())
+        if most is not None and words > most:
+            yield f"{name} has {words} words, and the model reads {most} tokens at most"
+
+
+def _about_strength(values: Parameters, model: ServedModel) -> Iterator[str]:
+    usual, steps, strength = (
+        model.abilities.default_strength,
+        values.num_inference_steps,
+        values.strength,
+    )
+    if (
+        usual is not None
+        and strength is not None
+        and int(usual * steps) < 1 <= int(strength * steps)
+    ):
+        yield f"strength was raised from {usual:.3g} to {strength:.3g}, to run one step"
+
+
+def _about_negative_prompt(
+    given: Mapping[str, Any], values: Parameters, model: ServedModel
+) -> Iterator[str]:
+    name = "true_cfg_scale" if model.abilities.true_cfg_scale else "guidance_scale"
+    scale = getattr(values, name)
+    if given.get("negative_prompt") and scale is not None and scale <= 1:
+        yield f"negative_prompt has no effect, because {name} is {scale:g}; use more than 1"
+    asked = given.get("true_cfg_scale")
+    true_guidance = model.abilities.true_cfg_scale and asked is not None and asked > 1
+    if true_guidance and not values.negative_prompt:
+        yield "true_cfg_scale works against an empty negative prompt, because none is given"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,14 @@ local function others_wait(stage, replica)
     and redis.call('ZCARD', key.spare(stage)) > 0
 end
 
+-- Requests that a replica may run at a time.
+local function capacity_of(name) return tonumber(redis.call('HGET', key.replica(name), field.capacity) or '1') end
+
 -- How far a replica is from taking one more at once: 0 idle, 1 with room, 2 full.
 local function fullness(name)
   local taken = redis.call('ZCARD', key.waiting(name)) + redis.call('SCARD', key.running(name))
   if taken == 0 then return 0 end
-  local capacity = tonumber(redis.call('HGET', key.replica(name), field.capacity) or '1')
-  return taken < capacity and 1 or 2
+  return taken < capacity_of(name) and 1 or 2
 end
 
 -- The first that is idle, else with room; else the first.

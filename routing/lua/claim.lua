@@ -13,8 +13,7 @@ local PASSED = 20
 -- Seconds for which a new request is left to its own replica where that has room: its wake-up is on the way.
 local ITS_OWN = 1
 
-local newest, restart, stage, capacity =
-  get(key.replica(replica), field.incarnation, field.restart, field.stage, field.capacity)
+local newest, restart, stage = get(key.replica(replica), field.incarnation, field.restart, field.stage)
 if newest ~= incarnation or restart == incarnation then return false end
 if redis.call('SISMEMBER', key.drained, replica) == 1 then return false end
 local function runs_alone(id)
@@ -49,18 +48,17 @@ end
 -- most that run. Nobody overtakes a higher priority, one that must start by a moment, or one that was
 -- overtaken often enough.
 local function choose(queue, from)
-  if #running == 0 or most_overtaken == 0 or tonumber(capacity or '1') == 1 then
+  if #running == 0 or most_overtaken == 0 or capacity_of(replica) == 1 then
     return redis.call('ZRANGE', queue, from, from)[1], {}
   end
   if not sharing then count_sharing() end
   local ids = redis.call('ZRANGE', queue, from, from + LOOK - 1)
   local best, most, first_priority = 1, 0, nil
   for place, id in ipairs(ids) do
-    local shares, priority, start_by, overtaken, crashes, suspect = get(key.request(id),
-      field.shares, field.priority, field.start_by, field.overtaken, field.crashes, field.suspect)
+    local shares, priority, start_by, overtaken =
+      get(key.request(id), field.shares, field.priority, field.start_by, field.overtaken)
     first_priority = first_priority or priority
-    local alone = tonumber(crashes or '0') > 0 or suspect == '1'
-    if priority ~= first_priority or alone then break end
+    if priority ~= first_priority or runs_alone(id) then break end
     local count = shares and sharing[shares] or 0
     if count > most then best, most = place, count end
     if most == #running or (start_by and start_by ~= '') or tonumber(overtaken or '0') >= most_overtaken then
@@ -72,8 +70,8 @@ end
 
 local function has_room(name)
   local expires_at = redis.call('ZSCORE', key.ready(stage), name)
-  local slots = tonumber(redis.call('HGET', key.replica(name), field.capacity) or '1')
-  return expires_at and tonumber(expires_at) > tonumber(now) and redis.call('SCARD', key.running(name)) < slots
+  return expires_at and tonumber(expires_at) > tonumber(now)
+    and redis.call('SCARD', key.running(name)) < capacity_of(name)
 end
 
 local passed = 0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from PIL import Image
@@ -97,14 +97,19 @@ class Feature:
 
     Attributes:
         stateful: Whether it keeps something on the denoisers from one step to the next.
+        asked_by: Parameter without which a request asks nothing of `attach`; None: all ask it.
     """
 
     stateful = False
+    asked_by: ClassVar[str | None] = None
 
     @classmethod
     def of(cls, parts: Parts) -> Self | None:
         """Return the feature for an engine; None where it is off."""
         raise NotImplementedError
+
+    def has(self, hook: str) -> bool:
+        return any(hook in vars(kind) for kind in type(self).__mro__[:-2])
 
     def offers(self, abilities: Abilities) -> Abilities:
         """Return the abilities with what it makes possible; asked at load and after the warm-up."""
@@ -145,10 +150,10 @@ class Runs:
         """Run copies of `pipe`, whose `forward` of the denoisers is what it will stay."""
 
         def hooks(name: str) -> list[Callable[..., Any]]:
-            own = [each for each in features if name in _overridden(each)]
-            return [getattr(each, name) for each in own]
+            return [getattr(each, name) for each in features if each.has(name)]
 
-        self.attach, self.around_call = hooks("attach"), hooks("around_call")
+        self.attach = [(each.asked_by, each.attach) for each in features if each.has("attach")]
+        self.around_call = hooks("around_call")
         self.steer, self.show, self.after_call = hooks("steer"), hooks("show"), hooks("after_call")
         self.current = threading.local()
         self.default_fps = abilities.default_fps or DEFAULT_FPS
@@ -257,8 +262,9 @@ class Run:
                 self.arguments = self.make_arguments() | step_arguments(pipe)
                 for hook in runs.around_call:
                     around.enter_context(hook(self))
-                for hook in runs.attach:
-                    hook(self)
+                for name, attach in runs.attach:
+                    if name is None or self.slots[0].parameters.asks(name):
+                        attach(self)
                 drawn = self.arguments["generator"]
                 watched = WatchedStep(
                     pipe.scheduler,
@@ -351,9 +357,8 @@ class Run:
         for index, slot in enumerate(self.slots):
             if self.present[index] and not slot.ended and self.step >= slot.steer_from:
                 wanted = slot.progress.guidance()
-                if wanted:
-                    for hook in self._runs.steer:
-                        hook(self, slot, wanted)
+                for hook in self._runs.steer if wanted else ():
+                    hook(self, slot, wanted)
 
     def refuse_non_finite(self, sample: torch.Tensor) -> None:
         """Raise NonFiniteOutput unless all of the last sample are numbers."""
@@ -372,8 +377,7 @@ class Run:
     def generation(self, slot: Slot, output: Any) -> Generation:
         """Return what a request made, of which `output` is the pipeline's output for it alone."""
         parameters = slot.parameters
-        images: tuple[Image.Image, ...] = ()
-        videos: tuple[Video, ...] = ()
+        images, videos = tuple[Image.Image, ...](), tuple[Video, ...]()
         if parameters.makes_video:
             videos = to_videos(frames_in(output), parameters.fps or self._runs.default_fps)
         else:
@@ -394,7 +398,3 @@ class Run:
             batch_mean=self.batch_mean,
             warnings=(*slot.warnings, *output_warnings(output, images or videos, parameters)),
         )
-
-
-def _overridden(feature: Feature) -> set[str]:
-    return {name for kind in type(feature).__mro__[:-2] for name in vars(kind)}

@@ -17,6 +17,8 @@ _NAME = "text_model"
 class ClipSkip(Feature):
     """Has such encoders stand for their own `text_model` while a prompt is encoded."""
 
+    asked_by = "clip_skip"
+
     @classmethod
     def of(cls, parts: Parts) -> Self | None:
         """Return the feature; None where no layers are skipped, or the encoders need no help."""
@@ -28,9 +30,7 @@ class ClipSkip(Feature):
         self._encoders = encoders
 
     def attach(self, run: Run) -> None:
-        """Change the encoding of runs that skip layers, and of no other."""
-        if run.arguments.get("clip_skip") is None:
-            return
+        """Change the encoding of a run that skips layers."""
         encode, encoders = run.pipe.encode_prompt.__func__, self._encoders
         # Weakly: a pipeline that holds itself keeps the tensors of its run.
         pipe = weakref.ref(run.pipe)

@@ -25,6 +25,8 @@ _TEXTS = ("prompt", "negative_prompt")
 class PromptWeights(Feature):
     """Weighs prompts of families whose encoding has one row for each token of one tokenizer."""
 
+    asked_by = "prompt_weighting"
+
     @classmethod
     def of(cls, parts: Parts) -> Self | None:
         """Return the feature; None where the family's encoding is another."""
@@ -35,9 +37,7 @@ class PromptWeights(Feature):
         return replace(abilities, prompt_weighting=True)
 
     def attach(self, run: Run) -> None:
-        """Change the encoding of runs that ask for it, and of no other."""
-        if not run.slots[0].parameters.prompt_weighting:
-            return
+        """Change the encoding of a run that asks for it."""
         run.text_state += ("prompt_weighting",)
         encode = run.pipe.encode_prompt
         if hasattr(encode, "__func__"):
